@@ -3,26 +3,30 @@ verified before it is loaded.
 
 `{checkpoint_url}/step-{step:012d}/` contains `state.safetensors` (the tensors of the model and the
 optimizer, including buffers), `state.json` (the rest of the state, and where each tensor belongs in
-the state), and `manifest.json`. The model is replicated, so a checkpoint contains the copy of one
-rank. The states of random number generators are not saved: the loop derives every seed from (seed,
-step, rank), so the step and the seed are sufficient to continue with bitwise identical results at
-any world size.
+the state), and `manifest.json`. If the state is divided, each rank writes its pieces to a file such
+as `state-00003-of-00008.safetensors`, and `state.json` lists the pieces of each tensor.
+
+The states of random number generators are not saved: the loop derives every seed from (seed, step,
+rank), so the step and the seed are sufficient to continue with bitwise identical results at any
+world size.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import json
 import math
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from dray import train
 from dray.train import files
@@ -31,7 +35,15 @@ from dray.train.files import local_path
 from dray.train.spool import EVERYTHING, Known
 from ray_workers.shared.frames import CheckpointDroppedReport
 from ray_workers.training.checkpoint import direct_io, safetensors_layout
+from ray_workers.training.checkpoint.save_group import (
+    NotFiniteError,
+    SaveAbandonedError,
+    Share,
+    SharedSave,
+    merged,
+)
 from ray_workers.training.checkpoint.staging import StagedState, Stager
+from ray_workers.training.checkpoint.stored_tensors import Read, mapped, stored_tensors
 from ray_workers.training.core.errors import BrokenCheckpointError, UnreachableCheckpointError
 from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 from ray_workers.training.core.schedule import sign_of
@@ -40,9 +52,10 @@ MANIFEST = "manifest.json"
 TENSORS = "state.safetensors"
 TREE = "state.json"
 OLD_STATE = "state.pt"
-MANIFEST_VERSION = 2
+MANIFEST_VERSION = 3
 """Version 1 stored the whole state in one file, `state.pt`, written by torch.save. Checkpoints of
-version 1 can still be read."""
+version 1 can still be read. Version 2 has one file of tensors, and is also written today unless
+several ranks write the state."""
 RNG = "seeds are derived from (seed, step, rank)"
 
 _GONE = (FileNotFoundError, NotADirectoryError)
@@ -117,20 +130,28 @@ def commit(base_url: str, about: CheckpointMetadata, snapshot: StagedState) -> C
 
 
 def _commit(url: str, about: CheckpointMetadata, snapshot: StagedState) -> CommittedCheckpoint:
-    manifest_url = f"{url}/{MANIFEST}"
     faultpoint(FaultPoint.BEFORE_WRITE, about.step)
-    files.remove_file(manifest_url)  # invalidate the checkpoint while its files change
-    tree = json.dumps(snapshot.tree).encode()
-    entries = []
+    files.remove_file(f"{url}/{MANIFEST}")  # invalidate the checkpoint while its files change
+    entries = [_write_tensors(f"{url}/{TENSORS}", snapshot)]
+    return _commit_files(url, about, 2, entries, snapshot.tree)
+
+
+def _write_tensors(url: str, snapshot: StagedState) -> dict[str, Any]:
     snapshot.wait()
-    for path, data, num_bytes in (
-        (TENSORS, snapshot.data, snapshot.num_bytes),
-        (TREE, memoryview(tree), len(tree)),
-    ):
-        sha256 = direct_io.write_buffer(f"{url}/{path}", data, num_bytes)
-        entries.append({"path": path, "size_bytes": num_bytes, "sha256": sha256})
+    sha256 = direct_io.write_buffer(url, snapshot.data, snapshot.num_bytes)
+    path = url.rpartition("/")[2]
+    return {"path": path, "size_bytes": snapshot.num_bytes, "sha256": sha256}
+
+
+def _commit_files(
+    url: str, about: CheckpointMetadata, version: int, entries: Sequence[Any], state: Any
+) -> CommittedCheckpoint:
+    """Write the document with the state, and then the manifest. entries: the files of tensors."""
+    tree = json.dumps(state).encode()
+    sha256 = direct_io.write_buffer(f"{url}/{TREE}", memoryview(tree), len(tree))
+    entries = [*entries, {"path": TREE, "size_bytes": len(tree), "sha256": sha256}]
     manifest = {
-        "version": MANIFEST_VERSION,
+        "version": version,
         "step": about.step,
         "position": dict(about.position),
         "rng": RNG,
@@ -141,28 +162,117 @@ def _commit(url: str, about: CheckpointMetadata, snapshot: StagedState) -> Commi
     }
     text = json.dumps(manifest, indent=1).encode()
     faultpoint(FaultPoint.BEFORE_MANIFEST, about.step)
-    manifest_sha256 = direct_io.write_buffer(manifest_url, memoryview(text), len(text))
+    manifest_sha256 = direct_io.write_buffer(f"{url}/{MANIFEST}", memoryview(text), len(text))
     files.sync_names(url)
     faultpoint(FaultPoint.CHECKPOINT_COMMITTED, about.step)
-    size = snapshot.num_bytes + len(tree) + len(text)
+    size = len(text) + sum(entry["size_bytes"] for entry in entries)
     return CommittedCheckpoint(url, about.step, manifest_sha256, size, dict(about.metrics))
 
 
-def load(ref: CheckpointRef) -> LoadedCheckpoint:
+def write_share(base_url: str, step: int, snapshot: StagedState, save: SharedSave) -> Share:
+    """Write this rank's file of a checkpoint, and return what rank 0 needs to commit it."""
+    url = url_of(base_url, step)
+    faultpoint(FaultPoint.BEFORE_WRITE, step)
+    if save.rank == 0:
+        files.remove_file(f"{url}/{MANIFEST}")
+    name = f"state-{save.rank + 1:05d}-of-{save.world_size:05d}.safetensors"
+    entry = _write_tensors(f"{url}/{name}", snapshot)
+    faultpoint(FaultPoint.SHARE_WRITTEN, step)
+    tensors = {
+        one.name: {
+            "dtype": safetensors_layout.DTYPES[one.dtype],
+            "shape": list(one.whole),
+            "pieces": [[name, one.start, list(one.offsets), list(one.shape)]],
+        }
+        for one in snapshot.locations
+    }
+    return Share(entry, snapshot.tree, tensors)
+
+
+def commit_shares(
+    base_url: str, about: CheckpointMetadata, save: SharedSave
+) -> CommittedCheckpoint:
+    """Commit the files that the ranks write, when all ranks have written them. After an error, no
+    checkpoint remains. Raises NotFiniteError if the state of a rank contains non-finite values."""
+    url = url_of(base_url, about.step)
+    try:
+        shares = save.shares()
+        if not all(share.is_finite for share in shares):
+            raise NotFiniteError
+        problems = [share.problem for share in shares if share.problem is not None]
+        if problems:
+            raise SaveAbandonedError(problems[0])
+        entries = {str(share.file["path"]): dict(share.file) for share in shares}
+        state = merged(shares)
+        stored_tensors(state["tensors"], dict.fromkeys(entries, torch.empty))  # checks the pieces
+        for name in entries:
+            if not direct_io.exists(f"{url}/{name}"):
+                raise SaveAbandonedError(
+                    f"{url}/{name}, which another rank has written, is missing on the node of rank "
+                    "0: all nodes must access the same storage"
+                )
+        direct_io.keep_only(url, entries.keys())  # an interrupted save may have left other files
+        return _commit_files(url, about, MANIFEST_VERSION, list(entries.values()), state)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            files.remove_folder(url)
+        raise
+
+
+def load(ref: CheckpointRef, *, number: int = 0, num_ranks: int = 1) -> LoadedCheckpoint:
     """Verify and read a checkpoint. Raises BrokenCheckpointError with the reason.
+
+    number, num_ranks: if several ranks have written the state, verify the hashes of only this
+    rank's share of their files; the ranks together verify all files. The tensors of such a state
+    are read when they are copied.
 
     Tensors in files on a file system are memory-mapped instead of read: the ranks on a node share
     the memory, and a rank that needs only a part of the state reads only this part.
     """
     saved, manifest = read_manifest(ref)
-    parts = {entry["path"]: _verified(saved.url, entry) for entry in manifest["files"]}
+    entries = manifest["files"]
     try:
-        state = _state_of(parts)
+        if manifest["version"] < MANIFEST_VERSION:
+            parts = {entry["path"]: _verified(saved.url, entry) for entry in entries}
+            state = _state_of(parts)
+        else:
+            state = _divided_state(saved.url, entries, number, num_ranks)
     except (*MALFORMED, OSError, RuntimeError, pickle.UnpicklingError) as error:
         raise BrokenCheckpointError(
             f"{ref.url} does not contain a training state: {error!r}"
         ) from error
     return LoadedCheckpoint(saved, state, manifest["position"], manifest.get("loss"))
+
+
+def _divided_state(
+    url: str, entries: Sequence[Mapping[str, Any]], number: int, num_ranks: int
+) -> State:
+    found: dict[str, Read] = {}
+    document = b""
+    for at, entry in enumerate(entries):
+        name = f"{url}/{entry['path']}"
+        if entry["path"] == TREE:
+            document = _bytes_of(_verified(url, entry))
+            continue
+        if at % num_ranks == number:
+            _check(name, entry, direct_io.measure)
+        path, num_bytes = local_path(name), int(entry["size_bytes"])
+        found[entry["path"]] = (
+            functools.partial(_read_range, name) if path is None else mapped(path, num_bytes)
+        )
+    described = json.loads(document)
+    tensors = stored_tensors(described["tensors"], found)
+    return _as_state(safetensors_layout.restore(described["tree"], tensors))
+
+
+def _read_range(url: str, start: int, num_bytes: int) -> Tensor:
+    try:
+        content = direct_io.read_range(url, start, num_bytes)
+    except OSError as error:
+        raise _unreadable(url, error) from error
+    if len(content) != num_bytes:
+        raise BrokenCheckpointError(f"{url} ends before byte {start + num_bytes}")
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
 def _state_of(parts: Mapping[str, Path | bytes]) -> State:
@@ -172,6 +282,10 @@ def _state_of(parts: Mapping[str, Path | bytes]) -> State:
     else:
         tensors = safetensors_layout.read_tensors(parts[TENSORS])
         state = safetensors_layout.restore(json.loads(_bytes_of(parts[TREE])), tensors)
+    return _as_state(state)
+
+
+def _as_state(state: Any) -> State:
     if not isinstance(state, dict):
         raise ValueError(f"it is a {type(state).__name__}")
     return state
@@ -276,12 +390,14 @@ def drop_unfinished(base_url: str) -> None:
             files.remove_folder(url)
 
 
-def load_each(refs: Sequence[CheckpointRef]) -> Iterator[LoadedCheckpoint | SkippedCheckpoint]:
-    """Load each of `refs` in order, and yield the checkpoint, or the reason why it can't be
-    loaded."""
+def load_each(
+    refs: Sequence[CheckpointRef], *, number: int = 0, num_ranks: int = 1
+) -> Iterator[LoadedCheckpoint | SkippedCheckpoint]:
+    """Load each of `refs` in order, and yield the checkpoint, or the reason why it can't be loaded.
+    number, num_ranks: see `load`."""
     for ref in refs:
         try:
-            yield load(ref)
+            yield load(ref, number=number, num_ranks=num_ranks)
         except BrokenCheckpointError as error:
             is_reached = not isinstance(error, UnreachableCheckpointError)
             yield SkippedCheckpoint(ref.step, str(error), is_reached)
@@ -292,14 +408,17 @@ def _verified(url: str, entry: Mapping[str, Any]) -> Path | bytes:
     system."""
     name = f"{url}/{entry['path']}"
     path = local_path(name)
-    found: Path | bytes
+    if path is not None:
+        _check(name, entry, lambda _: files.measure(path))
+        return path
+    content = _read(name)
+    _check(name, entry, lambda _: (len(content), hashlib.sha256(content).hexdigest()))
+    return content
+
+
+def _check(name: str, entry: Mapping[str, Any], measure: Callable[[str], tuple[int, str]]) -> None:
     try:
-        if path is None:
-            found = files.read(name)
-            num_bytes, sha256 = len(found), hashlib.sha256(found).hexdigest()
-        else:
-            found = path
-            num_bytes, sha256 = files.measure(path)
+        num_bytes, sha256 = measure(name)
     except OSError as error:
         raise _unreadable(name, error) from error
     if num_bytes != entry["size_bytes"]:
@@ -308,7 +427,6 @@ def _verified(url: str, entry: Mapping[str, Any]) -> Path | bytes:
         )
     if sha256 != entry["sha256"]:
         raise BrokenCheckpointError(f"{name} does not match its hash")
-    return found
 
 
 def _bytes_of(part: Path | bytes) -> bytes:

@@ -7,10 +7,12 @@ import errno
 import fcntl
 import hashlib
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import fsspec
 
+from dray.train import files
 from dray.train.files import local_path
 
 CHUNK_BYTES = 64 << 20
@@ -87,6 +89,41 @@ def _write_all(fd: int, chunk: memoryview) -> None:
             if error.errno != errno.EINVAL or not flags & DIRECT:
                 raise
             fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~DIRECT)
+
+
+def read_range(url: str, start: int, num_bytes: int) -> bytes:
+    """Return a part of an object; fewer bytes if the object ends earlier."""
+    filesystem, name = fsspec.core.url_to_fs(url)
+    content: bytes = filesystem.cat_file(name, start=start, end=start + num_bytes)
+    return content
+
+
+def measure(url: str) -> tuple[int, str]:
+    """Return (size in bytes, SHA-256) of a file, without holding its content in memory."""
+    path = local_path(url)
+    if path is not None:
+        return files.measure(path)
+    digest, num_bytes = hashlib.sha256(), 0
+    with fsspec.open(url, "rb") as source:
+        while chunk := source.read(CHUNK_BYTES):
+            digest.update(chunk)
+            num_bytes += len(chunk)
+    return num_bytes, digest.hexdigest()
+
+
+def keep_only(url: str, names: Collection[str]) -> None:
+    """Delete all files in a folder except the files with the given names."""
+    path = local_path(url)
+    if path is not None:
+        for other in path.iterdir():
+            if other.name not in names:
+                other.unlink()
+        return
+    filesystem, folder = fsspec.core.url_to_fs(url)
+    filesystem.invalidate_cache()
+    for other in filesystem.ls(folder, detail=False):
+        if other.rpartition("/")[2] not in names:
+            filesystem.rm_file(other)
 
 
 def exists(url: str) -> bool:

@@ -1,5 +1,5 @@
-"""The checkpoints of rank 0, which are saved during training, reported, and deleted when
-superseded."""
+"""The checkpoints of a rank, which are saved during training, reported, and deleted when
+superseded. If the state is divided, every rank saves its part, and rank 0 does the rest."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ from ray_workers.shared.frames import CheckpointReport
 from ray_workers.shared.job_log import log
 from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.checkpoint.checkpoint_files import CheckpointMetadata, CommittedCheckpoint
+from ray_workers.training.checkpoint.save_group import (
+    NotFiniteError,
+    SaveGroup,
+    Share,
+    SharedSave,
+)
 from ray_workers.training.checkpoint.staging import StagedState, Stager, hold_for
 from ray_workers.training.core.errors import BrokenCheckpointError
 
@@ -50,6 +56,13 @@ class CheckpointManager:
         self._step = -1
         self._snapshot: StagedState | None = None
         self._writing: Future[float] | None = None
+        self.group: SaveGroup | None = None
+        """The ranks that save together; None if rank 0 saves alone."""
+
+    @property
+    def commits(self) -> bool:
+        """Whether this rank commits checkpoints, instead of only writing a part of them."""
+        return self.group is None or self.group.rank == 0
 
     @property
     def is_saving(self) -> bool:
@@ -102,13 +115,14 @@ class CheckpointManager:
             return
         self.wait_for(about.step)
         began = time.perf_counter()
+        save = None if self.group is None else self.group.next_save()
+        self._step = about.step
+        taken: StagedState | Exception
         try:
-            snapshot = self._stager.take(state, volatile)
+            taken = self._snapshot = self._stager.take(state, volatile)
         except (OSError, MemoryError, RuntimeError, ValueError) as error:
-            _log_failed(about.step, error)
-            return
-        self._step, self._snapshot = about.step, snapshot
-        self._writing = self._writer.submit(self._write, about, snapshot, began)
+            taken = error  # other ranks may wait for this rank
+        self._writing = self._writer.submit(self._write, about, taken, began, save)
 
     def has(self, step: int) -> bool:
         """Whether the step is saved in this attempt, or is being saved."""
@@ -133,28 +147,69 @@ class CheckpointManager:
         self.wait()
 
     def wait(self) -> None:
-        """Wait until no save is in progress."""
+        """Wait until no save is in progress. If several ranks save together, also wait until
+        nothing is being deleted."""
         self.hold()
         if self._writing is not None:
             self._writing.result()
+        if self.group is not None:
+            self._writer.submit(int).result()
 
-    def _write(self, about: CheckpointMetadata, snapshot: StagedState, began: float) -> float:
+    def disband(self) -> None:
+        """Leave the group of ranks that save together. A save in progress is completed only if the
+        other ranks report soon."""
+        self.hold()
+        if self.group is not None:
+            self.group.disband()
+            self.group = None
+
+    def _write(
+        self,
+        about: CheckpointMetadata,
+        taken: StagedState | Exception,
+        began: float,
+        save: SharedSave | None,
+    ) -> float:
         """Write the state in the writer thread; return the number of seconds since `began`."""
+        saved = None
         try:
-            if not snapshot.is_finite():
-                log(
-                    f"the checkpoint of step {about.step} is not saved because its state contains "
-                    "NaN or infinity, so training could not resume from it"
-                )
-                return time.perf_counter() - began
-            saved = checkpoint_files.commit(self._base_url, about, snapshot)
-            self._reported[saved.url] = _report_saved(saved)
-            self._saved.append(saved)
+            saved = self._committed(about, taken, save)
+            if saved is not None:
+                self._reported[saved.url] = _report_saved(saved)
+                self._saved.append(saved)
+        except NotFiniteError as error:
+            log(f"the checkpoint of step {about.step} is not saved because {error}")
         except Exception as error:  # storage can raise any error, and the job must continue
             _log_failed(about.step, error)
-        else:
+        if saved is not None:
             self._drop_superseded()
         return time.perf_counter() - began
+
+    def _committed(
+        self,
+        about: CheckpointMetadata,
+        taken: StagedState | Exception,
+        save: SharedSave | None,
+    ) -> CommittedCheckpoint | None:
+        """Write this rank's part of the state, and return the checkpoint; None on ranks that do not
+        commit it."""
+        if save is None:
+            return checkpoint_files.commit(self._base_url, about, _usable(taken))
+        try:
+            snapshot = _usable(taken)
+            share = checkpoint_files.write_share(self._base_url, about.step, snapshot, save)
+        except NotFiniteError:
+            share = Share(is_finite=False)
+        except Exception as error:  # rank 0 logs it
+            share = Share(problem=f"rank {save.rank}: {error!r}")
+        save.report(share)
+        if save.rank != 0:
+            save.await_conclusion()
+            return None
+        try:
+            return checkpoint_files.commit_shares(self._base_url, about, save)
+        finally:
+            save.conclude()
 
     def tidy(self) -> None:
         """Delete superseded checkpoints at the end, when no save is in progress. Waits briefly for
@@ -199,6 +254,16 @@ def _report_saved(saved: CommittedCheckpoint) -> float:
         metrics=saved.metrics,
     )
     return train.append(report.KIND, report.body())
+
+
+def _usable(taken: StagedState | Exception) -> StagedState:
+    """Return a snapshot from which training could resume. Raises NotFiniteError if there are
+    non-finite values, and the error if the state could not be copied."""
+    if isinstance(taken, Exception):
+        raise taken
+    if not taken.is_finite():
+        raise NotFiniteError
+    return taken
 
 
 def _log_failed(step: int, error: BaseException) -> None:

@@ -21,31 +21,43 @@ MAX_TENSORS = 3
 
 
 def choose(
-    refs: Sequence[CheckpointRef], everywhere: Callable[[bool], bool]
+    refs: Sequence[CheckpointRef],
+    everywhere: Callable[[bool], bool],
+    *,
+    number: int = 0,
+    num_ranks: int = 1,
 ) -> tuple[LoadedCheckpoint | None, list[SkippedCheckpoint]]:
     """Return the first of `refs` that is valid on every rank, and the skipped checkpoints before
     it. A collective operation.
 
-    everywhere: returns whether all ranks passed True; all ranks get the same result. Raises
+    everywhere: returns whether all ranks passed True; all ranks get the same result. number,
+    num_ranks: this rank's index and the number of ranks, which verify different files. Raises
     StorageError if no checkpoint is valid and the storage could not be read, because starting from
     scratch would lose the checkpoints in this storage.
     """
     passed_over: list[SkippedCheckpoint] = []
-    for found in checkpoint_files.load_each(refs):
-        sound = isinstance(found, LoadedCheckpoint)
-        if everywhere(sound) and isinstance(found, LoadedCheckpoint):
-            return found, passed_over
-        if isinstance(found, LoadedCheckpoint):
-            found = SkippedCheckpoint(
-                found.saved.step, "another rank found the checkpoint to be invalid"
-            )
-        passed_over.append(found)
+    for found in checkpoint_files.load_each(refs, number=number, num_ranks=num_ranks):
+        agreed = agree(found, everywhere)
+        if isinstance(agreed, LoadedCheckpoint):
+            return agreed, passed_over
+        passed_over.append(agreed)
     out_of_reach = [each for each in passed_over if not each.is_reached]
     if out_of_reach:
         raise StorageError(
             f"no checkpoint can be read (step {out_of_reach[0].step}: {out_of_reach[0].why})"
         )
     return None, passed_over
+
+
+def agree(
+    found: LoadedCheckpoint | SkippedCheckpoint, everywhere: Callable[[bool], bool]
+) -> LoadedCheckpoint | SkippedCheckpoint:
+    """Return the checkpoint if it is valid on every rank. A collective operation, like
+    `everywhere`."""
+    is_valid = isinstance(found, LoadedCheckpoint)
+    if everywhere(is_valid) or not isinstance(found, LoadedCheckpoint):
+        return found
+    return SkippedCheckpoint(found.saved.step, "another rank found the checkpoint to be invalid")
 
 
 def log_passed_over(passed_over: Sequence[SkippedCheckpoint]) -> None:

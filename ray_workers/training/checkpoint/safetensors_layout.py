@@ -20,6 +20,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from ray_workers.training.parallel.pieces import Piece
+
 PAGE_BYTES = 4096
 """The data start at a multiple of this number of bytes, so that memory can be written without
 another copy."""
@@ -39,15 +41,22 @@ DTYPES = {
 """Names of types in safetensors."""
 
 
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+
+
 @dataclass(frozen=True)
 class TensorLocation:
-    """The location of a tensor in the file."""
+    """The location of a tensor, or of a piece of it, in the file."""
 
     name: str
     dtype: torch.dtype
     shape: torch.Size
     start: int
     """Offset in bytes from the beginning of the file."""
+    offsets: tuple[int, ...]
+    """Index of the first element in the whole tensor, per dimension."""
+    whole: torch.Size
+    """Shape of the whole tensor."""
 
     @property
     def num_bytes(self) -> int:
@@ -65,11 +74,13 @@ class Layout:
     """Size of the entire file."""
 
 
-def flatten(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
-    """Return (tree, tensors): a tree that can be serialised as JSON and contains names in
-    place of tensors, and the tensors, keyed by these names."""
-    tensors: dict[str, Tensor] = {}
-    return _encode(state, "", tensors), tensors
+def flatten(state: Mapping[str, Any]) -> tuple[Any, dict[str, Piece]]:
+    """Return (tree, pieces): a tree that can be serialised as JSON and contains names in place of
+    tensors, and the tensors or pieces of tensors, keyed by these names. Pieces without a tensor are
+    named only in the tree."""
+    pieces: dict[str, Piece] = {}
+    tree = _encode(state, "", pieces)
+    return tree, {name: piece for name, piece in pieces.items() if piece.tensor is not None}
 
 
 def restore(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -95,9 +106,14 @@ def restore(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     raise ValueError(f"unknown kind of element: {kind!r}")
 
 
-def lay_out(tensors: Mapping[str, Tensor]) -> Layout:
+def lay_out(pieces: Mapping[str, Piece]) -> Layout:
     """Assign a location to each tensor, starting with the widest types, so that every tensor is
-    aligned."""
+    aligned.
+
+    If there are pieces, the header contains their positions in the whole tensors, in the format of
+    `torch.distributed.checkpoint.HuggingFaceStorageWriter`.
+    """
+    tensors = {name: piece.tensor for name, piece in pieces.items() if piece.tensor is not None}
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES:
             raise ValueError(
@@ -105,6 +121,13 @@ def lay_out(tensors: Mapping[str, Tensor]) -> Layout:
             )
     at = 0
     entries: dict[str, Any] = {}
+    if any(tensor.shape != pieces[name].whole for name, tensor in tensors.items()):
+        positions = {name: {"saved_offsets": piece.offsets} for name, piece in pieces.items()}
+        entries["__metadata__"] = {
+            "DCP_SHARDING_INFO": json.dumps(positions),
+            "DCP_VERSION": "1.0",
+            "format": "pt",
+        }
     for name in sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize):
         tensor = tensors[name]
         entries[name] = {
@@ -118,7 +141,9 @@ def lay_out(tensors: Mapping[str, Tensor]) -> Layout:
     header = (header_bytes - 8).to_bytes(8, "little") + text.ljust(header_bytes - 8)
     locations = [
         TensorLocation(
-            name, tensor.dtype, tensor.shape, header_bytes + entries[name]["data_offsets"][0]
+            *(name, tensor.dtype, tensor.shape, header_bytes + entries[name]["data_offsets"][0]),
+            offsets=pieces[name].offsets,
+            whole=pieces[name].whole,
         )
         for name, tensor in tensors.items()
     ]
@@ -137,22 +162,24 @@ def read_tensors(file: Path | bytes) -> dict[str, Tensor]:
         raise ValueError(str(error)) from error
 
 
-def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+def _encode(value: Any, path: str, pieces: dict[str, Piece]) -> Any:
     if isinstance(value, Tensor):
+        value = Piece(value.detach(), (0,) * value.ndim, value.shape)
+    if isinstance(value, Piece):
         name = path
-        while name in tensors:  # {"a/b": ...} and {"a": {"b": ...}}
+        while name in pieces:  # {"a/b": ...} and {"a": {"b": ...}}
             name += "'"
-        tensors[name] = value.detach()
+        pieces[name] = value
         return {"tensor": name}
     if isinstance(value, Mapping):
         items = []
         for key, each in value.items():
             if not isinstance(key, str | int):
                 raise ValueError(f"{path}: the key {key!r} is neither a string nor an integer")
-            items.append([key, _encode(each, f"{path}/{key}" if path else str(key), tensors)])
+            items.append([key, _encode(each, f"{path}/{key}" if path else str(key), pieces)])
         return {"dict": items}
     if isinstance(value, list | tuple):
-        items = [_encode(each, f"{path}/{i}", tensors) for i, each in enumerate(value)]
+        items = [_encode(each, f"{path}/{i}", pieces) for i, each in enumerate(value)]
         return {"list" if isinstance(value, list) else "tuple": items}
     if value is None or isinstance(value, bool | int | float | str):
         return value

@@ -19,8 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ray_workers.training.checkpoint.safetensors_layout import PAGE_BYTES, Layout, flatten, lay_out
+from ray_workers.training.checkpoint.safetensors_layout import (
+    PAGE_BYTES,
+    Layout,
+    TensorLocation,
+    flatten,
+    lay_out,
+)
 from ray_workers.training.devices import module_of, on_gpu
+from ray_workers.training.parallel.pieces import Piece
 
 AT_ONCE_BYTES = 1 << 20
 """States with fewer bytes are copied by the caller, which is faster than using a thread."""
@@ -43,8 +50,9 @@ class StagedState:
     """The safetensors file, padded to the end of a page; valid until the next snapshot is taken."""
     num_bytes: int
     """Size of the file without padding."""
+    locations: Sequence[TensorLocation]
     tensors: Sequence[Tensor]
-    """Views of the tensors in `data`."""
+    """Views of the tensors in `data`, in the order of `locations`."""
     copying: Sequence[Future[None] | OnGpu]
 
     def wait(self) -> None:
@@ -79,10 +87,11 @@ class Stager:
         immediately. The data of the previous snapshot are overwritten. Raises ValueError for a
         state that can't be saved, and errors from memory allocation.
         """
-        tree, tensors = flatten(state)
-        self._prepare(tensors)
+        tree, pieces = flatten(state)
+        self._prepare(pieces)
         assert self._layout is not None
-        pairs = list(zip(self._views, tensors.values(), strict=True))
+        tensors = [piece.tensor for piece in pieces.values() if piece.tensor is not None]
+        pairs = list(zip(self._views, tensors, strict=True))
         hasty = {tensor.data_ptr() for tensor in volatile}
         now = [pair for pair in pairs if pair[1].data_ptr() in hasty]
         later = [pair for pair in pairs if pair[1].data_ptr() not in hasty]
@@ -96,20 +105,22 @@ class Stager:
         _copy([pair for pair in now if not on_gpu(pair[1])])
         if on_host:
             copying.append(self._copier.submit(_copy, on_host))
+        layout = self._layout
         return StagedState(
-            tree, self._memory.numpy().data, self._layout.num_bytes, self._views, copying
+            *(tree, self._memory.numpy().data, layout.num_bytes),
+            *(layout.locations, self._views, copying),
         )
 
-    def _prepare(self, tensors: Mapping[str, Tensor]) -> None:
+    def _prepare(self, pieces: Mapping[str, Piece]) -> None:
         """Prepare memory and views for these tensors; reuse the existing memory and views if all
-        shapes are the same."""
+        shapes and positions are the same."""
         layout = self._layout
-        if layout is not None and _fits(layout, tensors):
+        if layout is not None and _fits(layout, pieces):
             return
         self._layout, self._views = None, []
-        layout = lay_out(tensors)
+        layout = lay_out(pieces)
         size = -(-layout.num_bytes // PAGE_BYTES) * PAGE_BYTES
-        pinned = any(map(on_gpu, tensors.values()))
+        pinned = any(on_gpu(piece.tensor) for piece in pieces.values() if piece.tensor is not None)
         if self._memory.nbytes != size or self._memory.is_pinned() != pinned:
             self._memory = torch.empty(0, dtype=torch.uint8)  # free before allocating
             self._memory = _pinned(size) if pinned else _pages(size)
@@ -159,10 +170,19 @@ def hold_for(snapshot: StagedState) -> None:
             module_of(each.device).current_stream(each.device).wait_event(each.event)
 
 
-def _fits(layout: Layout, tensors: Mapping[str, Tensor]) -> bool:
-    return len(layout.locations) == len(tensors) and all(
-        location.name == name and location.shape == tensor.shape and location.dtype == tensor.dtype
-        for location, (name, tensor) in zip(layout.locations, tensors.items(), strict=True)
+def _fits(layout: Layout, pieces: Mapping[str, Piece]) -> bool:
+    def is_at(location: TensorLocation, name: str, piece: Piece) -> bool:
+        found, tensor = (location.name, location.offsets, location.whole), piece.tensor
+        assert tensor is not None
+        return (
+            found == (name, piece.offsets, piece.whole)
+            and location.shape == tensor.shape
+            and location.dtype == tensor.dtype
+        )
+
+    return len(layout.locations) == len(pieces) and all(
+        is_at(location, *named)
+        for location, named in zip(layout.locations, pieces.items(), strict=True)
     )
 
 

@@ -55,15 +55,22 @@ class CheckpointTriggers:
         """Begin a save; see `CheckpointManager.save`."""
         if self._manager.has(about.step):
             return
+        self.settle(about.step)
         began = time.perf_counter()
-        if self._meter.is_open:  # this save waits for the previous one
-            self._manager.wait_for(about.step)
-            self._report(about.step, self._meter.ended(time.perf_counter() - began))
-            began = time.perf_counter()
         self._manager.save(about, state, volatile=volatile)
-        self._meter.began(time.perf_counter() - began)
+        if self._manager.commits:
+            self._meter.began(time.perf_counter() - began)
         if self._interval is not None:
             self._interval.saved_at(about.step)
+
+    def settle(self, step: int) -> None:
+        """Wait for the previous save before saving this step, and report how long it stalled
+        training."""
+        if self._meter.is_open and self._manager.commits:
+            began = time.perf_counter()
+            self._manager.wait_for(step)
+            self._report(step, self._meter.ended(time.perf_counter() - began))
+        self._manager.wait()
 
     def _report(self, step: int, stall_s: float) -> None:
         values = {"perf/checkpoint_stall_s": stall_s}

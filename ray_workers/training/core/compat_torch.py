@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,10 +22,10 @@ from torch._C._distributed_c10d import Store as Store
 from torch._C._distributed_c10d import TCPStore as TCPStore
 from torch._C._distributed_c10d import _broadcast_coalesced
 from torch.distributed import distributed_c10d
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.parallel import DistributedDataParallel
 
+T = TypeVar("T", bound=Tensor)
 StridedShard = _StridedShard
 """FSDP's placement of a dimension that is already split along the tensor axis. The class is not a
 subclass of `Shard`, and has no public name."""
@@ -106,12 +106,6 @@ def exclude_from_ddp(module: nn.Module, name: str) -> None:
     exclude(module, both)  # type: ignore[no-untyped-call]
 
 
-def forget_gathered_state(optimizer: ZeroRedundancyOptimizer) -> None:
-    """Release the full state that `consolidate_state_dict` gathered; otherwise it stays in memory
-    until the next call."""
-    optimizer._all_state_dicts = []  # type: ignore[attr-defined]
-
-
 def report_overflow(
     scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, found: Tensor
 ) -> None:
@@ -129,6 +123,19 @@ def name_of(operation: Any) -> str | None:
         name: str = operation._schema.name
         return name
     return None
+
+
+def tensor_without_values(kind: type[T], shape: Sequence[int], dtype: torch.dtype) -> T:
+    """Return a tensor of a subclass that has no memory, and implements `__torch_dispatch__`. The
+    public constructors allocate memory."""
+    made: T = torch.Tensor._make_wrapper_subclass(kind, shape, dtype=dtype)
+    return made
+
+
+def changes_a_tensor(operation: Any) -> bool:
+    """Return whether an operation passed to `__torch_dispatch__` changes one of its arguments. The
+    operation's name does not show this in all cases."""
+    return bool(operation._schema.is_mutable)
 
 
 def replace_parameters(

@@ -51,6 +51,9 @@ class FaultPoint(StrEnum):
     """The state has been copied, and another thread is writing it."""
     BEFORE_WRITE = "before_write"
     """Before the first file of a checkpoint is written. Passes nothing."""
+    SHARE_WRITTEN = "share_written"
+    """The rank has written its part of a checkpoint, but has not reported it to rank 0. Passes
+    nothing."""
     BEFORE_MANIFEST = "before_manifest"
     """All files of a checkpoint except its manifest have been written; without a manifest, the
     checkpoint is invalid. Passes nothing."""

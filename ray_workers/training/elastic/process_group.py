@@ -75,6 +75,13 @@ def all_same(value: int, device: torch.device, world_size: int) -> bool:
     return bool(greatest == -least)
 
 
+def rank_0s(flag: bool, rank: int, device: torch.device, world_size: int) -> bool:
+    """Return the value that rank 0 passed, once every rank has called this function."""
+    chosen = torch.full((), float(flag and rank == 0), device=device)
+    add_up(chosen, world_size)
+    return bool(chosen.item())
+
+
 def add_up(total: Tensor, world_size: int) -> None:
     """Replace `total` with its sum over all ranks."""
     if world_size > 1:

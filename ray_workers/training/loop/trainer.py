@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from ray_workers.shared.job_log import log
 from ray_workers.training import devices
 from ray_workers.training.checkpoint.interval import CheckpointInterval
 from ray_workers.training.checkpoint.manager import CheckpointManager
+from ray_workers.training.checkpoint.save_group import SaveGroup
 from ray_workers.training.checkpoint.triggers import CheckpointTriggers
 from ray_workers.training.core.divergence import Divergence
 from ray_workers.training.core.errors import DifferentDataError, Preempted
@@ -35,7 +35,7 @@ from ray_workers.training.loop import result
 from ray_workers.training.loop.client_evaluation import evaluation_of
 from ray_workers.training.loop.comm_metrics import CommMetrics
 from ray_workers.training.loop.profiler import Profiler
-from ray_workers.training.loop.step_reporter import StepFigures, StepReporter, unreported_steps
+from ray_workers.training.loop.step_reporter import StepFigures, StepReporter
 from ray_workers.training.loop.training_state import TrainingState
 from ray_workers.training.parallel import StrategyContext, calendar_of, strategy_of
 from ray_workers.training.parallel.gradients import Pass
@@ -129,12 +129,14 @@ class Trainer:
             number, lambda: self.state.peer_state_dict(self.page.kept())
         )
         if newest == NOTHING:
-            self.state.resume(self.checkpoints, self._all_agree, is_rank_0=self.rank == 0)
+            self.state.resume(self.checkpoints, self._all_agree, self.rank, self.world_size)
         else:
             if peer_state is not None:
                 self.state.load_peer_state(peer_state)
             self.state.progress = Progress(newest)
             self.strategy.compare_copies()
+        if self.spec.is_divided:
+            self.checkpoints.group = SaveGroup.of(self.task, self.assignment, self.page)
         if self.assignment.batch_size is not None:
             self.state.batch_size = self.assignment.batch_size
         self.prefetcher.end_batches(self._last_of, self.progress.step + 1)
@@ -162,17 +164,9 @@ class Trainer:
         return process_group.all_same(number, self.device, self.world_size)
 
     def _take_over(self) -> None:
-        """Take over from a rank 0 that died: report steps that it completed but did not report, or
-        whose end only other ranks saw, and save a checkpoint in case one was due. The service
-        ignores metrics that it already has."""
-        kept = [*self.state.unreported, *self.page.kept()]
-        spools = Path(self.task.spool_dir).parent
-        for figures in unreported_steps(spools, kept, self.progress.step):
-            self.reporter.write(figures)
-        if self.state.measured_at:
-            metrics = self.state.metrics
-            measured = {key: value for key, value in metrics.items() if key != "train/loss"}
-            api.report(self.state.measured_at, measured)
+        """Take over from a rank 0 that died: report what it did not report, and save a checkpoint
+        in case one was due."""
+        self.state.report_unreported(self.page.kept())
         self.checkpoints.adopt_own()
         if self.progress.step and self.strategy.saves_alone:
             self._begin_save(self.progress.step)
@@ -355,35 +349,40 @@ class Trainer:
         self.reporter.restart_clock()
 
     def saves_after(self, step: int) -> bool:
-        """Whether a checkpoint is due, according to `calendar` or because of early stopping. On
-        rank 0, a checkpoint can also be due because of measurements that the other ranks don't
-        need."""
+        """Whether a checkpoint is due, according to `calendar` or because of early stopping or, on
+        rank 0, because of measurements that the other ranks don't need."""
         is_stopped = self.evaluates_after(step) and self._is_stopped()
         is_due = self.rank == 0 and self.triggers.is_due(step)
         return self.calendar.saves_after(step) or is_stopped or is_due
 
     def save(self, step: int) -> None:
-        """Begin a checkpoint on rank 0. The checkpoint is written during the next steps. A
-        collective operation if rank 0 does not have the whole state."""
+        """Begin a checkpoint, which is written during the next steps. A collective operation if
+        rank 0 does not have the whole state."""
         self.reporter.flush()
-        if not self.strategy.saves_alone:
-            self.page.enter(RankPhase.SAVE, TimeCategory.CHECKPOINTING)
-            self.strategy.consolidate()
-        if self.rank == 0:
+        if self.rank == 0 or not self.strategy.saves_alone:
             self._begin_save(step)
             faultpoint(FaultPoint.SAVE_BEGUN, step, self)
         self.reporter.restart_clock()
 
     def _begin_save(self, step: int) -> None:
+        """Save on rank 0 or, if the state is divided, on all ranks."""
         self.page.enter(RankPhase.SAVE, TimeCategory.CHECKPOINTING)
-        about, state = self.state.of_checkpoint(step, self.world_size)
-        if self.divergence.forbids_saving:
+        self.strategy.consolidate()
+        if self.rank != 0 and not self.spec.is_divided:
+            return
+        is_due = not self.divergence.forbids_saving
+        if not is_due and self.rank == 0:
             log(
                 f"the checkpoint of step {step} is not saved because the loss or the gradient was "
                 "not finite in the last steps"
             )
-            return
-        self.triggers.save(about, state, volatile=self.strategy.model.buffers())
+        if self.spec.is_divided:  # all ranks begin the same saves, and one at a time
+            self.triggers.settle(step)
+            is_due = is_due and not self.checkpoints.has(step)
+            is_due = process_group.rank_0s(is_due, self.rank, self.device, self.world_size)
+        if is_due:
+            about, state = self.state.of_checkpoint(step, self.world_size)
+            self.triggers.save(about, state, volatile=self.strategy.model.buffers())
 
     def settle(self) -> None:
         """Mark all tasks that were due after the last step as done."""
@@ -399,14 +398,14 @@ class Trainer:
     # Leaving.
 
     def leave_with_checkpoint(self, step: int) -> None:
-        """Save on rank 0, which then raises Preempted. Without rank 0, the other ranks can't run
-        another step, and the supervisor ends these ranks."""
-        self.page.enter(RankPhase.SAVE, TimeCategory.CHECKPOINTING)
-        self.strategy.consolidate()
+        """Save as after a step. Rank 0 then raises Preempted. Without rank 0, the other ranks can't
+        run another step, and the supervisor ends these ranks."""
+        self.reporter.flush()
+        if step:
+            self._begin_save(step)
+        if self.spec.is_divided:
+            self.checkpoints.wait()  # while all ranks exist
         if self.rank == 0:
-            self.reporter.flush()
-            if step:
-                self._begin_save(step)
             raise Preempted
 
     def finish(self) -> None:
@@ -435,7 +434,7 @@ class Trainer:
         """Leave a broken group, and discard the unfinished step."""
         if self.rank == NOWHERE:
             return
-        self.checkpoints.hold()
+        self.checkpoints.disband()
         self.profiler.break_off()
         self.strategy.leave_group()
         if self.prefetcher is not None:
@@ -444,6 +443,7 @@ class Trainer:
 
     def close(self) -> None:
         """Commit the checkpoint that is being saved, and stop the prefetcher."""
+        self.checkpoints.disband()
         self.checkpoints.wait()
         self.checkpoints.tidy()
         if self.rank != NOWHERE and self.prefetcher is not None:

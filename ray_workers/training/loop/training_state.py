@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from dray import train
@@ -13,14 +14,18 @@ from dray.spec import JobSpec
 from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.heartbeat import UnreportedStep
 from ray_workers.training.checkpoint import checkpoint_files, resuming
-from ray_workers.training.checkpoint.checkpoint_files import CheckpointMetadata, LoadedCheckpoint
+from ray_workers.training.checkpoint.checkpoint_files import (
+    CheckpointMetadata,
+    LoadedCheckpoint,
+    SkippedCheckpoint,
+)
 from ray_workers.training.checkpoint.manager import CheckpointManager
-from ray_workers.training.core.errors import BrokenCheckpointError, DataError
+from ray_workers.training.core.errors import DataError
 from ray_workers.training.core.progress import NO_STATE, Progress
 from ray_workers.training.core.schedule import Calendar, EarlyStoppingState
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.sampler import position_after
-from ray_workers.training.loop.step_reporter import StepReporter
+from ray_workers.training.loop.step_reporter import StepReporter, unreported_steps
 from ray_workers.training.parallel import Strategy
 from ray_workers.training.parallel.optim.optimizer_step import is_numbered
 
@@ -60,20 +65,28 @@ class TrainingState:
         self._reporter = reporter
 
     def resume(
-        self, checkpoints: CheckpointManager, all_agree: Callable[[int], bool], *, is_rank_0: bool
+        self,
+        checkpoints: CheckpointManager,
+        all_agree: Callable[[int], bool],
+        rank: int,
+        world_size: int,
     ) -> None:
         """Restore the latest intact checkpoint of an earlier attempt, or begin at step 0. A
         collective operation: `all_agree` returns whether all ranks have the same number.
 
         Rank 0 reports the checkpoint, and any later checkpoints that could not be used.
         """
+
+        def everywhere(is_valid: bool) -> bool:
+            return all_agree(is_valid) and is_valid
+
         refs = self._task.resume_from
-        loaded, passed_over = resuming.choose(refs, lambda sound: all_agree(sound) and sound)
+        loaded, passed_over = resuming.choose(refs, everywhere, number=rank, num_ranks=world_size)
         if loaded is None:
-            loaded = self._begin()
+            loaded = self._begin(everywhere, rank, world_size)
         else:
             self._restore(loaded)
-        if not is_rank_0:
+        if rank != 0:
             return
         resuming.log_passed_over(passed_over)
         step = self.progress.step
@@ -82,17 +95,19 @@ class TrainingState:
         report = resuming.receipt(loaded, passed_over, step=step, position=self._position(step))
         train.emit(report.KIND, report.body())
 
-    def _begin(self) -> LoadedCheckpoint | None:
+    def _begin(
+        self, everywhere: Callable[[bool], bool], rank: int, world_size: int
+    ) -> LoadedCheckpoint | None:
         """Begin at step 0, or load the requested part of another job's checkpoint and return this
         checkpoint."""
         self.progress = Progress.at(0)
         ref, asked = self._task.init_from, self._spec.init_from
         if ref is None:
             return None
-        try:
-            loaded = checkpoint_files.load(ref)
-        except BrokenCheckpointError as error:
-            raise DataError(f"init_from: {error}") from error
+        (found,) = checkpoint_files.load_each([ref], number=rank, num_ranks=world_size)
+        loaded = resuming.agree(found, everywhere)
+        if isinstance(loaded, SkippedCheckpoint):
+            raise DataError(f"init_from: {loaded.why}")
         if asked is not None and asked.take == "everything":
             self._restore_other_job(loaded)
             return loaded
@@ -147,7 +162,8 @@ class TrainingState:
     def of_checkpoint(
         self, step: int, world_size: int
     ) -> tuple[CheckpointMetadata, dict[str, Any]]:
-        """Return the metadata and the contents of a checkpoint after `step`, on rank 0."""
+        """Return the metadata and the contents of a checkpoint after `step`, on the ranks that
+        save."""
         loss = self._reporter.last_loss
         about = CheckpointMetadata(
             step,
@@ -187,6 +203,19 @@ class TrainingState:
         self._reporter.last_loss = state["loss"]
         self._reporter.divergence.load_state_dict(state["divergence"])
         self.unreported = [UnreportedStep(*figures) for figures in state["figures"]]
+
+    def report_unreported(self, kept: list[UnreportedStep]) -> None:
+        """Report steps that a previous process of rank 0 completed but did not report, or whose end
+        only other ranks saw. The service ignores metrics that it already has.
+
+        kept: the steps that this rank has on its page.
+        """
+        spools = Path(self._task.spool_dir).parent
+        for figures in unreported_steps(spools, [*self.unreported, *kept], self.progress.step):
+            self._reporter.write(figures)
+        if self.measured_at:
+            measured = {key: value for key, value in self.metrics.items() if key != "train/loss"}
+            train.report(self.measured_at, measured)
 
     def _position(self, step: int) -> dict[str, int]:
         # In federated learning, each client has its own data, so there is no common position in the

@@ -76,12 +76,29 @@ def part_of(whole: Tensor, parameter: Tensor | None) -> Tensor:
     the same way as the parameter."""
     if not isinstance(parameter, DTensor) or whole.shape != parameter.shape:
         return whole
-    part = whole.detach()
-    for cut in cuts_of(parameter):
-        start, stop = cut.bounds(part.shape[cut.dim], cut.number)
-        part = part.narrow(cut.dim, start, stop - start)
+    part = plain_part_of(whole, parameter)
     own = torch.empty(part.shape, dtype=parameter.dtype, device=parameter.device)
     return like(own.copy_(part), parameter)
+
+
+def plain_part_of(whole: Tensor, parameter: Tensor) -> Tensor:
+    """Return this rank's part of a complete tensor, as a plain view of it."""
+    part = whole.detach()
+    if isinstance(parameter, DTensor):
+        for dim, (start, length) in enumerate(zip(*box_of(parameter), strict=True)):
+            part = part.narrow(dim, start, length)
+    return part
+
+
+def box_of(divided: DTensor) -> tuple[list[int], list[int]]:
+    """Return the position of this rank's part in the whole tensor: (index of the first element,
+    shape of the part)."""
+    offsets, shape = [0] * divided.ndim, list(divided.shape)
+    for cut in cuts_of(divided):
+        start, stop = cut.bounds(shape[cut.dim], cut.number)
+        offsets[cut.dim] += start
+        shape[cut.dim] = stop - start
+    return offsets, shape
 
 
 def whole_of(divided: DTensor) -> Tensor:

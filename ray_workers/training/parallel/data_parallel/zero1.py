@@ -22,8 +22,6 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from ray_workers.training import devices
-from ray_workers.training.core import compat_torch
 from ray_workers.training.parallel.data_parallel.compression import (
     compressed_or_plain,
     takes_momentum,
@@ -53,7 +51,6 @@ class Zero1Step(OptimizerStep):
         self._spread = _spread_over(self._optimizer, group)
         self._optimizer = self._spread
         self._is_asked_to_leave = is_asked_to_leave
-        self._is_gathered = False
         self.preemption_requested = False
         self.is_torn = False
         """Whether an update has begun, but not all ranks' parts of the new weights have arrived."""
@@ -67,23 +64,9 @@ class Zero1Step(OptimizerStep):
         self.is_torn = False
         return norm
 
-    def consolidate(self) -> None:
-        """Gather the complete state on rank 0. All ranks of the group must call this."""
-        self._spread.consolidate_state_dict(to=0)
-        # `consolidate_state_dict` doesn't wait for its copies to main memory
-        # (pytorch/pytorch#198020).
-        devices.synchronize(self._one.device)
-        self._is_gathered = self._spread.rank == 0 and dist.get_rank() == 0
-
     def _optimizer_state(self) -> dict[str, Any]:
-        """Return the complete state on rank 0 directly after `consolidate`; otherwise this rank's
-        part."""
-        whole, self._is_gathered = self._is_gathered, False
-        if not whole:
-            return named_state(self._local_optimizer, self._names)
-        state = named_state(self._spread, self._names)
-        compat_torch.forget_gathered_state(self._spread)
-        return state
+        """Return this rank's part of the state."""
+        return named_state(self._local_optimizer, self._names)
 
     @property
     def _local_optimizer(self) -> torch.optim.Optimizer:
@@ -125,11 +108,6 @@ class Zero1(ModelParallel):
         if self._is_built:
             self._is_torn |= self.update.is_torn
         super().leave_group()
-
-    def consolidate(self) -> None:
-        if self.mesh.at["data"] == 0:  # together, the ranks of these groups have the complete state
-            self.update.consolidate()
-        super().consolidate()
 
 
 def _spread_over(

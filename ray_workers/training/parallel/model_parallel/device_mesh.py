@@ -70,6 +70,17 @@ class Mesh:
         return self.sizes["data"]
 
     @property
+    def positions(self) -> dict[str, tuple[int, int]]:
+        """This rank's position within its pipeline stage: for each axis of torch's mesh, (number of
+        ranks, index)."""
+        held = self.at["shard"] * self.sizes["context"] + self.at["context"]
+        return {
+            "data": (self.sizes["data"], self.at["data"]),
+            "held": (self.num_holders, held),
+            "tensor": (self.sizes["tensor"], self.at["tensor"]),
+        }
+
+    @property
     def exchanging(self) -> DeviceMesh | None:
         """The mesh of ranks that exchange gradients, in the form that FSDP requires: (data, held),
         or only held."""

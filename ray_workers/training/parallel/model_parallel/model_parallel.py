@@ -2,9 +2,9 @@
 with each other and with data parallelism.
 
 The components come from torch: FSDP2 shards parameters, gradients and optimizer state, and sums
-gradients over replicas; DTensor divides matrices; `torch.distributed.pipelining` runs stages. Like
-a checkpoint of a single process, a checkpoint contains complete tensors by name, so it can be
-loaded regardless of how the model is divided.
+gradients over replicas; DTensor divides matrices; `torch.distributed.pipelining` runs stages. Each
+rank writes its pieces of the tensors to a checkpoint, which can be loaded regardless of how the
+model is divided.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ray_workers.training.core.progress import NOTHING, TORN, Progress
 from ray_workers.training.data.prefetcher import Feed, Piece
 from ray_workers.training.elastic import state_transfer
 from ray_workers.training.parallel.activation_checkpointing import listed_parts, prepare_blocks
-from ray_workers.training.parallel.dtensor import Apart, local, part_of, whole_of
+from ray_workers.training.parallel.dtensor import Apart, local, plain_part_of, whole_of
 from ray_workers.training.parallel.gradients import EngineParts, GradientEngine
 from ray_workers.training.parallel.meta_init import materialise
 from ray_workers.training.parallel.model_parallel.device_mesh import Context, Mesh
@@ -43,6 +43,7 @@ from ray_workers.training.parallel.optim.optimizer_step import (
     OptimizerStep,
     ShardedOptimizerStep,
 )
+from ray_workers.training.parallel.pieces import Spread
 from ray_workers.training.parallel.strategy import AUTOCAST, DataPart, Strategy, StrategyContext
 
 # In each evaluation, FSDP2 warns about in-place operations on views, although dray performs none.
@@ -79,7 +80,6 @@ class ModelParallel(Strategy):
     def __init__(self, given: StrategyContext) -> None:
         super().__init__(given)
         self._skeleton = given.workload.model  # on the meta device, without values
-        self._whole: dict[str, Any] | None = None  # on rank 0 until it is saved
         self._context: Context | None = None
         self._parts: dict[str, Any] | None = None
         """This rank's state in the previous group."""
@@ -186,22 +186,33 @@ class ModelParallel(Strategy):
         inputs, targets = samples
         return self._context.part(inputs), self._context.part(targets)
 
-    def consolidate(self) -> None:
-        self._whole = self._gathered({"model": self.model.state_dict(), **self.update.state_dict()})
-
-    def _gathered(self, own: dict[str, Any]) -> dict[str, Any] | None:
-        """Gather the state of all stages on rank 0, with complete tensors."""
+    def _gathered(self, own: dict[str, Tensor]) -> dict[str, Tensor] | None:
+        """Gather the tensors of all stages on rank 0, complete and in host memory. Runs one
+        collective per divided tensor, in order."""
         speaks = self.mesh.is_first_but_for_stages
-        mine = _whole(own, keep=speaks)
+        mine: dict[str, Tensor] = {}
+        for name, tensor in own.items():
+            whole = whole_of(tensor) if isinstance(tensor, DTensor) else tensor
+            if speaks:
+                mine[name] = whole.cpu()
         group = self.mesh.group("pipeline")
+        stages = [mine]
         if group is not None and speaks:
-            mine = _merged([mine, *state_transfer.gather(lambda: mine, self.device, group)])
-        return mine if self.rank == 0 else None
+            stages += state_transfer.gather(lambda: mine, self.device, group)
+        if self.rank != 0:
+            return None
+        return {name: tensor for stage in stages for name, tensor in stage.items()}
 
     def state(self) -> dict[str, Any]:
-        state, self._whole = self._whole, None
-        assert state is not None
-        return state
+        """Return the state with the pieces that this rank writes."""
+        modules = self.model, self.update.weights
+        buffers = {each.data_ptr() for module in modules for each in module.buffers()}
+        spread = Spread(self.mesh.positions)
+        state = {"model": self.model.state_dict(), **self.update.state_dict()}
+        optimizer = state.pop("optimizer")
+        pieces: dict[str, Any] = spread.pieces(state, of_first=buffers)
+        divided = ("held",) if self.is_whole else ()
+        return {**pieces, "optimizer": spread.pieces(optimizer, divided=divided)}
 
     def peer_state_dict(self) -> dict[str, Any]:
         if self._parts is not None:  # the previous group's state is not in the model yet
@@ -226,8 +237,9 @@ class ModelParallel(Strategy):
         self.update.load_state_dict(state)
 
     def load_model(self, whole: Mapping[str, Tensor]) -> None:
-        own = self.model.state_dict()
-        self.model.load_state_dict({name: part_of(whole[name], own[name]) for name in own})
+        with torch.no_grad():  # one tensor at a time, without another copy of the model
+            for name, own in self.model.state_dict().items():
+                local(own).copy_(plain_part_of(whole[name], own))
         self.update.start_average()
         self._parts = None
 
@@ -237,12 +249,11 @@ class ModelParallel(Strategy):
     def trained(self) -> nn.Module | None:
         if self.is_whole:
             return copy.deepcopy(self.update.weights) if self.rank == 0 else None
-        whole = self._gathered({"model": self.model.state_dict()})
+        whole = self._gathered(self.model.state_dict())
         if whole is None:
             return None
         model = copy.deepcopy(self._skeleton)
-        on_host = {name: tensor.cpu() for name, tensor in whole["model"].items()}
-        model.load_state_dict(on_host, assign=True)
+        model.load_state_dict(whole, assign=True)
         return model
 
 
@@ -326,26 +337,6 @@ def _policy(parallel: Parallel) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce)
 
 
-def _whole(state: Any, *, keep: bool) -> Any:
-    """Replace the parts in a nested state with complete tensors. Runs one collective per part, in
-    the order of the state.
-
-    keep: if False, replace every tensor with None, for ranks that don't need the tensors.
-    """
-
-    def whole(one: Any) -> Any:
-        if isinstance(one, Apart):
-            one = one.brought()
-        if not isinstance(one, Tensor):
-            return one
-        if isinstance(one, DTensor):
-            one = whole_of(one)
-            return one.cpu() if keep else None
-        return one if keep else None
-
-    return changed(state, whole)
-
-
 def _local(state: Any) -> Any:
     """Replace the parts in a nested state with this rank's plain tensors."""
 
@@ -355,17 +346,3 @@ def _local(state: Any) -> Any:
         return local(one) if isinstance(one, Tensor) else one
 
     return changed(state, own)
-
-
-def _merged(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """Merge the states of all stages. Their parameters and optimizer states are disjoint, and
-    everything else is identical in all stages."""
-    merged: dict[str, Any] = {**states[0], "model": {}}
-    merged.pop("optimizer", None)
-    for state in states:
-        merged["model"].update(state["model"])
-        if "optimizer" in state:
-            optimizer = merged.setdefault("optimizer", {"state": {}, "param_groups": []})
-            optimizer["state"].update(state["optimizer"]["state"])
-            optimizer["param_groups"] += state["optimizer"]["param_groups"]
-    return merged

@@ -60,11 +60,6 @@ class Stages(nn.Module):
             found.update(stage.state_dict(*args, **kwargs))
         return found
 
-    def load_state_dict(self, state: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        for stage in self.stages:
-            own = stage.state_dict()
-            stage.load_state_dict({name: state[name] for name in own}, *args, **kwargs)
-
 
 class Pipeline:
     """The schedule of this rank's stages, in training and evaluation."""

@@ -157,6 +157,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_sentence_in_the_log(
     "change",
     [
         {"version": 3},
+        {"version": 4},
         {"version": None},
         {"step": 8},
         {"files": None},

@@ -9,6 +9,7 @@ import logging
 import re
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -206,21 +206,22 @@ def private_names(source: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def test_a_gathered_state_can_be_released() -> None:
-    run_in_group(_gathers, 2)
+def test_a_tensor_without_values_gets_its_operations() -> None:
+    seen: list[bool] = []
 
+    class Empty(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(  # type: ignore[override]  # torch's annotation lacks the class
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(compat_torch.changes_a_tensor(func))
+            return args[0]
 
-def _gathers(rank: int) -> None:
-    layer = nn.Linear(2, 2)
-    optimizer = ZeroRedundancyOptimizer(layer.parameters(), torch.optim.AdamW)
-    layer(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    optimizer.consolidate_state_dict(to=0)
-    if rank == 0:
-        optimizer.state_dict()
-        compat_torch.forget_gathered_state(optimizer)
-        with pytest.raises(RuntimeError, match="consolidate"):
-            optimizer.state_dict()
+    made = compat_torch.tensor_without_values(Empty, [2, 3], torch.bfloat16)
+    assert (made.shape, made.dtype, made.device.type) == ((2, 3), torch.bfloat16, "cpu")
+    made.add_(1)
+    made.add(1)
+    assert seen == [True, False]
 
 
 @pytest.mark.parametrize("overflowed", [0.0, 1.0])

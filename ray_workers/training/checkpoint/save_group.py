@@ -1,0 +1,207 @@
+"""How the ranks of a group save a divided state together.
+
+Each rank writes one file with its pieces, and reports the file through the attempt's store. Rank 0
+waits for the reports of all ranks, and commits the checkpoint by writing its manifest. The other
+ranks wait until rank 0 has finished, so that no rank begins the next save earlier.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from ray_workers.shared.contracts import RankTask
+from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment
+from ray_workers.training.core.compat_torch import PrefixStore, Store, TCPStore
+
+LOOK_S, MAX_LOOK_S = 0.01, 0.25
+"""Minimum and maximum number of seconds between two polls of the store."""
+GRACE_S = 10.0
+"""After its group has broken, rank 0 gives up a save if no rank has reported for this number of
+seconds."""
+
+
+class SaveAbandonedError(Exception):
+    """A save can't be completed, because a rank could not write its file or does not report it."""
+
+
+class NotFiniteError(Exception):
+    """A state is not worth saving."""
+
+    def __init__(self) -> None:
+        super().__init__("its state contains NaN or infinity, so training could not resume from it")
+
+
+@dataclass(frozen=True)
+class Share:
+    """The report of one rank about its part of a checkpoint."""
+
+    file: Mapping[str, Any] = field(default_factory=dict)
+    """The rank's file, as in a manifest."""
+    tree: Any = None
+    """The rank's state, as from `safetensors_layout.flatten`."""
+    tensors: Mapping[str, Any] = field(default_factory=dict)
+    """The rank's pieces, as for `stored_tensors`."""
+    problem: str | None = None
+    """Why the rank could not write its file."""
+    is_finite: bool = True
+
+
+class SaveGroup:
+    """The ranks of a group, which begin the same saves in the same order."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Store],
+        rank: int,
+        world_size: int,
+        is_replaced: Callable[[], bool],
+    ) -> None:
+        """connect: returns a store, called before the first save. is_replaced: returns whether
+        another group is about to replace this group."""
+        self.rank, self.world_size = rank, world_size
+        self._connect = connect
+        self._is_replaced = is_replaced
+        self._is_disbanded = False
+        self._num_saves = 0
+
+    @classmethod
+    def of(cls, task: RankTask, assignment: RankAssignment, page: HeartbeatPage) -> Self:
+        """Return the group of this assignment, with its own connection to the attempt's store."""
+        number = assignment.generation
+
+        def connect() -> Store:
+            store = TCPStore(task.master_addr, task.master_port, wait_for_workers=False)
+            return PrefixStore(f"saves-{number}", store)
+
+        return cls(connect, assignment.rank, assignment.world_size, lambda: page.wanted > number)
+
+    @functools.cached_property
+    def _store(self) -> Store:
+        return self._connect()
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether some ranks may never report."""
+        return self._is_disbanded or self._is_replaced()
+
+    def disband(self) -> None:
+        self._is_disbanded = True
+
+    def next_save(self) -> SharedSave:
+        """Begin a save on this rank."""
+        self._num_saves += 1
+        return SharedSave(self, PrefixStore(f"save-{self._num_saves}", self._store))
+
+
+class SharedSave:
+    """A save of all ranks of a group, as one of them sees it."""
+
+    def __init__(self, group: SaveGroup, store: Store) -> None:
+        self.rank, self.world_size = group.rank, group.world_size
+        self._group, self._store = group, store
+
+    def report(self, share: Share) -> None:
+        text = json.dumps(vars(share)).encode()
+        compressed = base64.b64encode(zlib.compress(text, 1)).decode()
+        self._store.set(f"share-{self.rank}", compressed)
+        self._store.add("reports", 1)
+
+    def shares(self) -> list[Share]:
+        """Wait for the shares of all ranks, and return them in rank order. Raises
+        SaveAbandonedError if the group is broken and no rank reports."""
+        num_heard, heard_at = 0, time.monotonic()
+        while (num := self._store.add("reports", 0)) < self.world_size:
+            if num > num_heard or not self._group.is_broken:
+                num_heard, heard_at = num, time.monotonic()
+            elif time.monotonic() > heard_at + GRACE_S:
+                raise SaveAbandonedError(
+                    f"the group broke when {num} of {self.world_size} ranks had written their parts"
+                )
+            time.sleep(LOOK_S)
+        return [self._taken(rank) for rank in range(self.world_size)]
+
+    def _taken(self, rank: int) -> Share:
+        text = zlib.decompress(base64.b64decode(self._store.get(f"share-{rank}")))
+        self._store.delete_key(f"share-{rank}")
+        return Share(**json.loads(text))
+
+    def conclude(self) -> None:
+        """Let the other ranks continue; called on rank 0 when the save has ended."""
+        self._store.set("concluded", "1")
+
+    def await_conclusion(self) -> None:
+        """Wait until rank 0 has ended the save, or the group has broken."""
+        pause_s = LOOK_S
+        while not self._store.check(["concluded"]) and not self._group.is_broken:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_LOOK_S)
+
+
+def merged(shares: Sequence[Share]) -> dict[str, Any]:
+    """Return the document with the state of all ranks. Raises ValueError if the ranks' shares do
+    not fit together.
+
+    `tree` is the merged tree. `tensors` contains, for each tensor, `dtype`, the `shape` of the
+    whole tensor, and its `pieces`: (file, offset in bytes, index of the first element, shape).
+    """
+    tree = shares[0].tree
+    tensors: dict[str, Any] = {}
+    for share in shares:
+        tree = _merged_trees(tree, share.tree, "")
+        for name, entry in share.tensors.items():
+            known = tensors.setdefault(name, {**entry, "pieces": []})
+            if (known["dtype"], known["shape"]) != (entry["dtype"], entry["shape"]):
+                raise ValueError(f"{name} has different types or shapes on different ranks")
+            known["pieces"] += entry["pieces"]
+    names = list(_names(tree))
+    if len(set(names)) < len(names) or set(names) != tensors.keys():
+        wrong = sorted(set(names) ^ tensors.keys()) or names
+        raise ValueError(f"{wrong[0]} is not written exactly once")
+    return {"tree": tree, "tensors": tensors}
+
+
+def _merged_trees(one: Any, other: Any, path: str) -> Any:
+    """Merge two trees. They have different items of dictionaries; what both of them have is
+    identical, except for the parameters of an optimizer's groups."""
+    if path == "optimizer/param_groups":
+        return _merged_groups(one["list"] + other["list"])
+    if not isinstance(one, Mapping) or "dict" not in one or not isinstance(other, Mapping):
+        return one
+    items = dict(map(tuple, one["dict"]))
+    for key, value in other["dict"]:
+        under = f"{path}/{key}" if path else str(key)
+        items[key] = _merged_trees(items[key], value, under) if key in items else value
+    return {"dict": [[key, value] for key, value in items.items()]}
+
+
+def _merged_groups(groups: Sequence[Any]) -> Any:
+    """Merge groups of parameters that have the same options."""
+    found: dict[str, tuple[list[Any], dict[Any, None]]] = {}
+    for group in groups:
+        options = [item for item in group["dict"] if item[0] != "params"]
+        (names,) = (value["list"] for key, value in group["dict"] if key == "params")
+        found.setdefault(json.dumps(options), (options, {}))[1].update(dict.fromkeys(names))
+    return {
+        "list": [
+            {"dict": [*options, ["params", {"list": list(names)}]]}
+            for options, names in found.values()
+        ]
+    }
+
+
+def _names(tree: Any) -> Any:
+    """Yield the names of the tensors in a tree."""
+    if isinstance(tree, Mapping):
+        ((kind, content),) = tree.items()
+        if kind == "tensor":
+            yield content
+        else:
+            for each in content:
+                yield from _names(each[1] if kind == "dict" else each)

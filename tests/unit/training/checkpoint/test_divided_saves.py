@@ -1,0 +1,79 @@
+"""Checkpoints of a divided model, while its ranks die, leave or run out of disk."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.equality import work
+from ray_workers.shared.contracts import RankTask
+from ray_workers.training.checkpoint import checkpoint_files, save_group
+from ray_workers.training.core.faultpoints import FaultPoint, arm
+from tests.marks import soak
+from tests.unit.training.elastic.test_recovery import die
+from tests.unit.training.jobs import series
+from tests.unit.training.parallel.test_model_parallel import brief
+from tests.unit.training.ranks import checkpoint_refs, frames, replaced, run_ranks
+
+EVERY, LAST = 4, 8
+
+
+def job(folder: Path, mesh: str) -> tuple[int, dict[str, Any]]:
+    world_size, parallel = work.MESHES[mesh]
+    spec = brief(folder, world_size, parallel) | {"checkpoint": {"every_steps": EVERY, "keep": 9}}
+    return world_size, spec
+
+
+def kill(task: RankTask, culprit: int, point: FaultPoint) -> None:
+    save_group.GRACE_S = 0.5
+    if task.rank == culprit and task.incarnation == 0:
+        arm(point, die, at_step=EVERY)
+
+
+@pytest.mark.parametrize(
+    ("culprit", "point"),
+    [
+        (3, FaultPoint.SHARE_WRITTEN),
+        soak(1, FaultPoint.BEFORE_WRITE),
+        soak(2, FaultPoint.SAVE_BEGUN),
+        (0, FaultPoint.BEFORE_MANIFEST),
+    ],
+)
+def test_a_rank_that_dies_before_the_manifest_costs_only_this_checkpoint(
+    tmp_path: Path, culprit: int, point: FaultPoint
+) -> None:
+    world_size, spec = job(tmp_path, "data x shard")
+    before = functools.partial(kill, culprit=culprit, point=point)
+    codes = run_ranks(tmp_path, spec, world_size=world_size, before=before, recovers=True)
+    assert codes == [0] * world_size
+    assert replaced(tmp_path) == [culprit]
+    refs = checkpoint_refs(tmp_path)
+    # If the group broke right after the save had begun, the ranks have begun it again.
+    assert [ref.step for ref in refs] in ([LAST], [LAST, EVERY])
+    for ref in refs:
+        assert checkpoint_files.load(ref).saved.step == ref.step
+    left = sorted(path.name for path in (tmp_path / "attempt-1" / "checkpoints").iterdir())
+    assert left == sorted(ref.url.rpartition("/")[2] for ref in refs)
+
+
+def fill_the_disk_of_rank_1(task: RankTask) -> None:
+    def fail() -> None:
+        raise OSError(28, os.strerror(28))
+
+    if task.rank == 1:
+        arm(FaultPoint.BEFORE_WRITE, fail, at_step=EVERY)
+
+
+def test_a_full_disk_on_one_rank_costs_this_checkpoint(tmp_path: Path) -> None:
+    world_size, spec = job(tmp_path, "shard")
+    codes = run_ranks(tmp_path, spec, world_size=world_size, before=fill_the_disk_of_rank_1)
+    assert codes == [0] * world_size
+    assert [ref.step for ref in checkpoint_refs(tmp_path)] == [LAST]
+    stalls = series(tmp_path, "perf/checkpoint_stall_s")
+    assert len(stalls) >= 1
+    told = frames(tmp_path, rank=1, kind="metrics")
+    assert not any("perf/checkpoint_stall_s" in one["values"] for one in told)
