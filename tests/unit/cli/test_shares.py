@@ -109,7 +109,9 @@ def test_the_factors_of_a_position_are_told_in_the_order_in_which_they_count(
     assert position.startswith("position ")
     assert head.split() == ["FACTOR", "VALUE", "MEANING"]
     names = [line.split()[0] for line in factors]
-    assert names[:7] == ["tier", "priority", "standing", "overdue", "work", "submission", "front"]
+    assert names[:8] == [
+        *("tier", "priority", "standing", "usage", "overdue", "work", "submission", "front")
+    ]
     assert f"  {first} urgent: priority: priority 60 > 50" in factors
     cli("priority", second, "70")
     assert "urgent" not in cli("explain", second, "--factors")

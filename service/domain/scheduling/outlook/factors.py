@@ -105,6 +105,7 @@ class Factors:
             *(RankFactor("tier", tier, message) for tier, message in _tiers(rank)),
             RankFactor("priority", rank.priority, f"priority {rank.priority}"),
             RankFactor("standing", rank.user, _standing(place)),
+            RankFactor("usage", rank.of_share, _usage(place)),
             RankFactor("overdue", int(rank.is_overdue), _overdue(place)),
             RankFactor("work", None if rank.is_overdue else rank.work, _work(place)),
             RankFactor("submission", rank.seq, f"submitted as number {rank.seq}"),
@@ -131,6 +132,8 @@ def _compared(other: _Place, this: _Place) -> Precedence:
         name, message = "priority", f"priority {a.priority} > {b.priority}"
     elif a.user != b.user:
         name, message = "standing", _both(_standing(other), _standing(this))
+    elif a.of_share != b.of_share:
+        name, message = "usage", _both(_usage(other), _usage(this))
     elif a.is_overdue != b.is_overdue:
         name, message = "overdue", _both(_overdue(other), _overdue(this))
     elif a.work != b.work:
@@ -169,6 +172,14 @@ def _standing(place: _Place) -> str:
         waited = f"waited for {_duration(place.as_job.waited_s)}"
         return f"{waited}, so it ranks as if its owner had used less than their share"
     return STANDINGS[place.rank.user]
+
+
+def _usage(place: _Place) -> str:
+    if place.is_forgiven:
+        return "ranks as if its owner had used nothing"
+    if place.rank.user is UserStanding.EVEN:
+        return "not compared, because its owner has used about their share"
+    return f"its owner has used {100 * place.rank.of_share:.4g}% of their share"
 
 
 def _overdue(place: _Place) -> str:

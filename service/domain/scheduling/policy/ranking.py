@@ -46,6 +46,8 @@ class Ranking:
 
     def rank(self, job: WaitingJob | RunningJob, gang: Gang) -> order.Rank:
         tiers, user = self._standing(job)
+        is_forgiven = job.job_id in self._forgiven
+        of_share = 0.0 if is_forgiven else self._standings.of_share(job.queue, job.owner)
         if job.job_id in self._overdue:
             work = order.OVERDUE
         else:
@@ -54,6 +56,7 @@ class Ranking:
             tiers,
             -job.priority,
             user,
+            of_share,
             work,
             job.seq,
             job.place,

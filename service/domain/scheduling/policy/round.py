@@ -43,7 +43,7 @@ from service.domain.scheduling.rules.obstacles import (
     Reason,
     jobs,
 )
-from service.domain.scheduling.rules.shares import FarAhead, Tier
+from service.domain.scheduling.rules.shares import FarAhead, Tier, UserStanding
 
 PENDING = Reason("", "")
 """Placeholder for reasons that `Round.explain` adds at the end of the round."""
@@ -216,7 +216,7 @@ class Round:
             if self._emptied.can_hold(gang):
                 self._set_aside(job.job_id, gang, gang.request.num_workers, is_overdue=False)
         elif not self._backfill.is_blocked:
-            wait.reserved = self._reserve(job, gang, rank.is_overdue)
+            wait.reserved = self._reserve(job, gang, rank)
         return wait
 
     def _headroom(self, job: WaitingJob, gang: Gang, *, may_ever: bool = True) -> Headroom:
@@ -264,7 +264,7 @@ class Round:
             slices = self._unreserved.now.pack_most(kind, least, most)
         return slices, passes
 
-    def _reserve(self, job: WaitingJob, gang: Gang, is_overdue: bool) -> tuple[Slice, ...]:
+    def _reserve(self, job: WaitingJob, gang: Gang, rank: order.Rank) -> tuple[Slice, ...]:
         """For the first job that can't start, reserve the slots that are expected to be free first.
         Returns the slots. A job that waits for more than the ends of running jobs, such as new
         nodes (`Emptied`) or the end of a reservation, reserves nothing, so that the next blocked
@@ -278,7 +278,8 @@ class Round:
         if key in self._too_late or len(self._too_late) >= MAX_TOO_LATE:
             return ()
         closed_in = partial(self._windows.closed_in, job)
-        blocked = self._backfill.block(kind, gang.least, is_overdue=is_overdue, but=closed_in)
+        by_limits = rank.is_overdue or rank.user is UserStanding.BEHIND
+        blocked = self._backfill.block(kind, gang.least, by_limits=by_limits, but=closed_in)
         slices = None
         if blocked is not None:
             if blocked.is_too_late:
@@ -294,12 +295,12 @@ class Round:
             # taken.
             self._backfill.is_blocked = True
             self._backfill.close()
-            self._set_aside(job.job_id, gang, gang.request.num_workers, is_overdue)
+            self._set_aside(job.job_id, gang, gang.request.num_workers, rank.is_overdue)
             return ()
         self._obstacles.block(job.job_id, kind)
         self._stock.reserve(job.job_id, kind, slices)
         self._open.keep_for_later()
-        if is_overdue:
+        if rank.is_overdue:
             self._passable.keep_for_later()
         return slices
 

@@ -72,12 +72,12 @@ class Backfill:
         return ends_within_s + SETTLING_S <= self._starts_in_s
 
     def block(
-        self, kind: WorkerKind, least: int, *, is_overdue: bool, but: Closed = never_closed
+        self, kind: WorkerKind, least: int, *, by_limits: bool, but: Closed = never_closed
     ) -> Blocked | None:
         """Record the first job that can't start yet. Returns the running jobs that are expected to
-        end before it starts on nodes that are not closed then. For an overdue job, these are the
-        jobs whose time limits expire first, so that jobs that run longer than forecast can't delay
-        it again and again.
+        end before it starts on nodes that are not closed then. With `by_limits`, these are the jobs
+        whose time limits expire first, so that jobs that run longer than forecast can't delay it
+        again and again.
 
         Returns None, and records nothing, if there are too few slots for the job even after all
         running jobs have ended."""
@@ -89,7 +89,7 @@ class Backfill:
             if latest is None:
                 break
             expected = latest
-            if not is_overdue:
+            if not by_limits:
                 expected = self._waits_for(kind, least, ends_in_s, closed) or latest
             more = but(expected[0])
             if more <= closed:

@@ -122,6 +122,12 @@ class UsageShare:
         return UserStanding.BEHIND if -self.excess_s > self.slack_s else UserStanding.EVEN
 
     @property
+    def of_share(self) -> float:
+        """The usage as a fraction of `due_s`, by which users who are behind or ahead are ordered; 0
+        for other users, so that their jobs are ordered by the remaining work."""
+        return 0.0 if self.standing is UserStanding.EVEN else self.used_s / self.due_s
+
+    @property
     def is_far_ahead(self) -> bool:
         """Whether the account's running jobs can be preempted for jobs of other accounts. If this
         began at the slack, jobs would be preempted whenever the usage passes the slack."""
@@ -219,6 +225,10 @@ class Standings:
             found = UserStanding.EVEN if share is None else share.standing
             self._users[queue, owner] = found
         return found
+
+    def of_share(self, queue: str, owner: str) -> float:
+        share = self.of_users.get((queue, owner))
+        return 0.0 if share is None else share.of_share
 
     def far_ahead(self, queue: str, owner: str) -> FarAhead:
         of_user = self.of_users.get((queue, owner))

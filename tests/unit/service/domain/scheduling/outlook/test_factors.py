@@ -16,6 +16,8 @@ from tests.unit.service.domain.scheduling.snapshots import HOUR, NOW
 
 DAY = 24 * HOUR
 HIGHER_FIRST = {"priority", "overdue"}
+USED = {"ann": 1.0, "bo": 3.0, "cleo": 10.0, "dan": 22.0, "eve": 14.0}
+"""Hours for which each user has used the cluster; each user's share is 10 hours."""
 
 
 def queue(number: int) -> Snapshot:
@@ -47,7 +49,7 @@ def compared(factors: Factors, job_id: str) -> list[tuple[str, float]]:
         if each.value is not None
     ]
     assert [name for name, _ in told if name != "work"] == [
-        *("tier", "priority", "standing", "overdue", "submission", "front")
+        *("tier", "priority", "standing", "usage", "overdue", "submission", "front")
     ]
     return told
 
@@ -114,6 +116,7 @@ def test_each_factor_is_told_in_words_with_both_values() -> None:
         ("tier", "its queue is not ahead of its share"),
         ("priority", "priority 50"),
         ("standing", "its owner has used more than their share"),
+        ("usage", "its owner has used 200% of their share"),
         ("overdue", "not overdue: waited for 0 s"),
         (
             "work",
@@ -125,6 +128,19 @@ def test_each_factor_is_told_in_words_with_both_values() -> None:
     ]
     [passed] = factors.ahead("urgent", 1)
     assert (passed.job_id, passed.decided_by) == ("moved", "front")
+
+
+def test_users_who_have_used_the_smallest_part_of_their_share_come_first() -> None:
+    jobs = [snapshots.waiting(name, owner=name, left_s=HOUR, seq=9 - len(name)) for name in USED]
+    used_s = {("default", name): hours * HOUR for name, hours in USED.items()}
+    factors = Factors(snapshots.snapshot(jobs, (), {"n": 8.0}, used_s=used_s), NOW)
+    assert list(factors.in_order()) == ["ann", "bo", "cleo", "eve", "dan"]
+    told = {each.job_id: (each.decided_by, each.message) for each in factors.ahead("bo", 1)}
+    others = (
+        "its owner has used 10% of their share; this job: its owner has used 30% of their share"
+    )
+    assert told == {"ann": ("usage", others)}
+    assert factors.ahead("dan", 1)[0].decided_by == "usage"
 
 
 def test_a_job_that_has_waited_for_a_week_tells_why_it_comes_first() -> None:

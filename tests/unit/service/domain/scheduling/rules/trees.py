@@ -193,6 +193,15 @@ class TreeOracle:
         beyond = used[job.owner] - sum(used.values()) / len(users)
         return (beyond > margin) - (beyond < -margin)
 
+    def usage(self, job: Job) -> float:
+        """The part of their share that a user who is behind or ahead has used."""
+        if not self.standing(job):
+            return 0.0
+        active = [*self.snapshot.running, *self.snapshot.queue]
+        users = {each.owner for each in active if each.queue == job.queue}
+        used = {user: self.snapshot.used_s.get((job.queue, user), 0.0) for user in users}
+        return used[job.owner] * len(users) / sum(used.values())
+
     @functools.cached_property
     def guaranteed(self) -> set[tuple[str, str]]:
         """Pairs of a queue and a job within its quota."""
@@ -263,7 +272,7 @@ class TreeOracle:
         total = self.snapshot.nodes[0].total["GPU"]
         assert job.left_s is not None
         work = (job.left_s + 300) * (1 / total) ** 0.7
-        return -job.priority, self.standing(job), work, job.seq
+        return -job.priority, self.standing(job), self.usage(job), work, job.seq
 
     def tier(self, job: Job, at: int) -> int:
         """0 within the quota, 2 if the queue is ahead, 1 otherwise; `at` counts from the top."""
@@ -310,7 +319,7 @@ class TreeOracle:
         user = self.standing(coming) < self.standing(running) and self.is_far(running)
         user = user and coming.queue == running.queue
         less = coming.priority == running.priority
-        less = less and self.rest(coming)[2] < 0.5 * self.rest(running)[2]
+        less = less and self.rest(coming)[3] < 0.5 * self.rest(running)[3]
         return running.yields and (far or user or less)
 
     def is_far(self, job: Job) -> bool:
