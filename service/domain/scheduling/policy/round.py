@@ -100,7 +100,7 @@ class Round:
         self._unreserved = Offer(self._stock)
         """Slots that are not promised or set aside, even if a blocked job reserves them."""
         self._obstacles = Obstacles(
-            self._stock, snapshot.holders, self._free, nodes, windows.spoken
+            self._stock.kinds, snapshot.holders, self._free, nodes, windows.spoken
         )
         self._unexplained: list[tuple[Wait, Gang, Ahead | None]] = []
         self._unexplained_groups: list[tuple[Stay, Callable[[], Explanation]]] = []
@@ -110,7 +110,7 @@ class Round:
         """Whether every accepted node accepts only ranks of silos."""
         are_refused = any(is_open(node.total) for node in snapshot.nodes)
         self._closed_because = OPEN_ARE_REFUSED if are_refused else ALL_CLOSED
-        self._feasibility = Feasibility(nodes, snapshot.to_come, self._stock)
+        self._feasibility = Feasibility(nodes, snapshot.to_come, self._stock.kinds)
         self._backing_off: list[tuple[WaitingJob, Gang]] = []
         self._now = now
         self._arrays = ArrayCounts(snapshot.running_of_arrays)
