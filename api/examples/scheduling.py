@@ -1,4 +1,4 @@
-"""Examples of responses about queues, reservations and costs, and of what the scheduler explains."""
+"""Examples of responses about queues, reservations, costs, and what the scheduler explains."""
 
 from __future__ import annotations
 
