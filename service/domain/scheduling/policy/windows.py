@@ -167,7 +167,8 @@ class Windows:
         return self._fenced(job, self._fence(job, stays_s, yields=job.yields))
 
     def _sized(self, job: RunningJob) -> RunningJob:
-        return self._fenced(job, self._fence(job, _stays_s(job), yields=job.yields))
+        fence = self._fence(job, _stays_s(job), yields=job.yields)  # as if it waited
+        return self._fenced(job, fence)
 
     def _growing(self, group: Growing, running: Mapping[str, RunningJob]) -> Growing:
         job, choice = running.get(group.job_id), self._snapshot.elastic.get(group.job_id)
