@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import dray
 
 _PAGE = """# Classes and functions
@@ -46,12 +48,21 @@ shows examples.
 
 ```{eval-rst}
 .. automodule:: dray.errors
-   :members:
-   :exclude-members: %s
+
+%s
 ```
 """
 
 
 def page() -> str:
-    coded = {kind.__name__ for kind in dray.errors.CODES.values()}
-    return _PAGE % ", ".join(sorted(coded))
+    errors = _without_code(dray.errors.DrayError)
+    names = (f".. autoexception:: dray.errors.{kind.__name__}\n   :members:\n" for kind in errors)
+    return _PAGE % "\n".join(names)
+
+
+def _without_code(base: type[Exception]) -> Iterator[type[Exception]]:
+    """Yield `base` and its subclasses without a problem code, as in the tree of `dray.errors`."""
+    yield base
+    for kind in base.__subclasses__():
+        if kind not in dray.errors.CODES.values():
+            yield from _without_code(kind)

@@ -15,13 +15,15 @@ from sqlalchemy.orm import Session
 from service.db.models import AttemptRow, JobRow
 from service.db.repositories import events as events_repository
 from service.db.repositories.telemetry import chunks as repository
-from service.db.repositories.telemetry import open_chunks, recent_metrics
+from service.db.repositories.telemetry import metric_summaries, open_chunks, recent_metrics
+from service.db.repositories.telemetry.metric_summaries import MetricSummary
 from service.db.repositories.telemetry.open_chunks import OpenChunk
 from service.domain.series import (
     CHUNK_POINTS,
     TIMES,
     Points,
     Series,
+    Summary,
     append,
     join,
     outline,
@@ -33,7 +35,7 @@ from service.domain.series import (
     whole_blocks,
 )
 from service.lifecycle.transitions import remark
-from service.telemetry import metric_summaries
+from service.telemetry import metric_reader
 from service.telemetry.chunk_columns import by_name, columns_of, summary_of
 from service.telemetry.known_attempts import KnownAttempt
 
@@ -116,9 +118,10 @@ class MetricStore:
         if begins and self._attempt.attempt > 1:
             # Replace all summaries, because steps of earlier attempts may no longer be valid.
             self._session.flush()
-            metric_summaries.replace(self._session, self._job.id)
+            summaries = metric_reader.summaries(self._session, self._job.id)
+            metric_summaries.replace(self._session, self._job.id, _as_rows(summaries))
         elif known.summaries and (begins or known.are_summaries_due(now)):
-            metric_summaries.merge(self._session, self._job.id, known.summaries)
+            metric_summaries.merge(self._session, self._job.id, _as_rows(known.summaries))
         else:
             return
         known.summaries, known.summarised_at = {}, now
@@ -244,3 +247,12 @@ def _add(chunk: OpenChunk, steps: list[int], values: list[float]) -> None:
     chunk.outline = blocks + outline(*tail(chunk.points, known))
     for name, value in columns_of(summary_of(chunk).then(summarise(steps, values))).items():
         setattr(chunk, name, value)
+
+
+def _as_rows(summaries: Mapping[str, Summary]) -> dict[str, MetricSummary]:
+    names = MetricSummary.__dataclass_fields__
+    rows = {}
+    for key, summary in summaries.items():
+        columns = columns_of(summary)
+        rows[key] = MetricSummary(**{name: columns[name] for name in names})
+    return rows

@@ -19,6 +19,7 @@ import torch
 
 from dray.train import reporting
 from dray.train.prepared.copies import changed
+from dray.train.prepared.group import LoopPhase
 from dray.train.prepared.session import TrainingSession
 from dray.train.storage_faults import log
 
@@ -96,7 +97,7 @@ class Saver:
         if session.steps == self._saved_step:
             return
         self.wait()
-        session.enter_save()
+        session.group.enter(LoopPhase.SAVE, session.steps)
         copy = _Copy(on_host(session.state()), session.steps, session.num_ops)
         self._saved_step, self._saved_at = session.steps, time.monotonic()
         if session.group.rank == 0:

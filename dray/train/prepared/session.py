@@ -31,6 +31,7 @@ from dray.train.prepared.batch_state import NO_STATE, BatchState
 from dray.train.prepared.exchange import SampleCount
 from dray.train.prepared.group import Group, LoopPhase, everyones
 from dray.train.prepared.hooks import hook_gradients, hook_steps, refuse_stranger
+from dray.train.prepared.meeting import Meeting, Standing, meet
 from dray.train.seeding import derive_seed, seed_generators
 
 
@@ -313,29 +314,23 @@ class TrainingSession(BatchState):
         has_state = self._ops != NO_STATE
         is_whole = has_state and self._is_anchor_whole()
         in_batch = self._is_pending and self._count.num_global > 0
-        mine = (self._known_ops, is_whole, is_moved, self._anchor.ops, in_batch)
-        table = everyones(group, [int(one) for one in mine], self._exchange.device)
-        known = [row[0] for row in table]
-        newest = max(known)
+        mine = Standing(self._known_ops, is_whole, is_moved, self._anchor.ops, in_batch)
+        meeting = meet(group, mine, self._exchange.device)
         self._must_compare = group.world_size > 1
-        self.verifies = self._must_compare and newest != NO_STATE
-        if newest == NO_STATE:
+        self.verifies = self._must_compare and meeting.newest != NO_STATE
+        if meeting.newest == NO_STATE:
             self._begin_together()
         else:
-            self._catch_up(known, newest)
-            self._rewind(table, newest)
-            self._hand_over(table, newest)
+            self._catch_up(meeting)
+            self._rewind(meeting)
+            self._hand_over(meeting)
         group.began(self.steps, is_verified=not self._must_compare)
 
-    def _rewind(self, table: Sequence[Sequence[int]], newest: int) -> None:
+    def _rewind(self, meeting: Meeting) -> None:
         """Restart the batch if the new group divides it differently, and no rank has completed the
         interrupted exchange."""
-        if not any(is_moved for _, _, is_moved, _, _ in table):
-            return
-        anchors = [anchor for ops, _, _, anchor, in_batch in table if in_batch and ops == newest]
-        if not anchors or self._ops == NO_STATE:
-            return
-        if not (self._is_pending and self._anchor.ops == anchors[0]):
+        in_batch = self._ops != NO_STATE and self._is_pending
+        if not in_batch or self._anchor.ops != meeting.restarts_at:
             return
         if not self._is_anchor_whole():
             raise self.group.state_lost()
@@ -354,26 +349,24 @@ class TrainingSession(BatchState):
             if state is not None:
                 self._take(state)
 
-    def _catch_up(self, everyones_ops: Sequence[int], newest: int) -> None:
-        behind = [rank for rank, ops in enumerate(everyones_ops) if NO_STATE < ops < newest]
-        if not behind:
+    def _catch_up(self, meeting: Meeting) -> None:
+        if not meeting.behind:
             return
-        source = everyones_ops.index(newest)
+        source = meeting.with_newest
         result = self.group.hand_over(lambda: {"result": list(self._newest_result)}, source)
-        if self.group.rank in behind:
+        if self.group.rank in meeting.behind:
             assert result is not None
             self._caught_up = result["result"]
 
-    def _hand_over(self, table: Sequence[Sequence[int]], newest: int) -> None:
-        if all(row[0] != NO_STATE for row in table):
+    def _hand_over(self, meeting: Meeting) -> None:
+        if not meeting.lacks_state:
             return
-        holders = [rank for rank, row in enumerate(table) if row[1]]
-        if not holders:
+        if meeting.source is None:
             raise self.group.state_lost()
-        source = max(holders, key=lambda rank: table[rank][0])
-        if self._anchor.ops == table[source][3]:
+        rank, standing = meeting.source
+        if self._anchor.ops == standing.anchor_ops:
             self._anchor.is_handed_over = True
-        state = self.group.hand_over(self.state, source)
+        state = self.group.hand_over(self.state, rank)
         if self._ops == NO_STATE:
             assert state is not None
             self._take(state)
@@ -428,10 +421,6 @@ class TrainingSession(BatchState):
         self._count.has_exchanged = True
         self.position = self._anchor.position
         return self.position
-
-    def enter_save(self) -> None:
-        """Record that the state is being saved."""
-        self.group.enter(LoopPhase.SAVE, self.steps)
 
     # Ending.
 

@@ -20,8 +20,7 @@ from datetime import datetime, timedelta
 
 from ray_workers.shared.contracts import Slice, by_bundle
 from service.domain.scheduling import policy
-from service.domain.scheduling.elastic.resizing import spare
-from service.domain.scheduling.outlook import forecast
+from service.domain.scheduling.outlook.active_jobs import ActiveJob, started, waiting_again
 from service.domain.scheduling.outlook.endings import Endings
 from service.domain.scheduling.outlook.situation import Situation, snapshot_classes
 from service.domain.scheduling.placement import slots
@@ -43,8 +42,6 @@ from service.domain.scheduling.rules.limits import HELD, held_message
 from service.domain.scheduling.rules.obstacles import PREPARING, Reason
 from service.domain.states import DEADLINE_PASSED
 
-LEAVING_S = 15.0
-"""Seconds that a job takes to release its slots after it was asked to do so."""
 FINEST_S = 5.0
 RESOLUTION = 0.05
 """Minimum time between two steps of the simulation, as a fraction of the simulated time so far. The
@@ -69,35 +66,6 @@ class Expected:
     latest: datetime | None = None
     """`earliest` and `latest` are the bounds of `at`. `latest` is None if the job's start can't be
     predicted on the assumption that the other jobs take their longest expected time."""
-
-
-@dataclass(frozen=True)
-class _Active:
-    """A job that holds slots in the simulation."""
-
-    job: RunningJob
-    """The job as it was at `since`."""
-    since: datetime
-    ends_at: datetime
-    is_assumed: bool = False
-    """Whether the job's length is only an assumption."""
-    goes_on: bool = False
-    """Whether the job returns to the queue after it has released its slots."""
-    shrinks_at: datetime | None = None
-    """When the job will release its recalled slots."""
-
-    def at(self, now: datetime) -> RunningJob:
-        passed_s = (now - self.since).total_seconds()
-        left_s = None if self.job.left_s is None else max(0.0, self.job.left_s - passed_s)
-        lost_s = 0.0 if self.job.yields else self.job.lost_s + passed_s
-        limit_s = self.job.ends_within_s
-        return replace(
-            self.job,
-            held_s=self.job.held_s + passed_s,
-            left_s=left_s,
-            ends_within_s=None if limit_s is None else max(0.0, limit_s - passed_s),
-            lost_s=lost_s,
-        )
 
 
 class Simulation:
@@ -143,7 +111,8 @@ class Simulation:
         """Number of jobs of unknown length that have ended in the simulation."""
         self._active = {job.job_id: self._begun(job) for job in snapshot.running}
         for holder in snapshot.holders:
-            self._active.setdefault(holder.job_id, self._leftover(holder))
+            over = replace(self._begun(leftover(holder)), goes_on=False)
+            self._active.setdefault(holder.job_id, over)
 
     def run(self) -> dict[str, Expected]:
         """Run the simulation to its end, and return when each job is expected to start."""
@@ -227,7 +196,8 @@ class Simulation:
                 self._classes.remove(decision.job_id)
                 self._record(decision.job_id, Expected(None, decision.reason))
             elif isinstance(decision, policy.Preempt):
-                self._leave(self._active[decision.job_id], goes_on=not decision.ends)
+                active = self._active[decision.job_id]
+                self._active[decision.job_id] = active.leaving(self._now, goes_on=not decision.ends)
             elif isinstance(decision, policy.Shrink):
                 job = self._active[decision.job_id].at(self._now)
                 self._active[job.job_id] = self._begun(replace(job, recalled=decision.slices))
@@ -244,75 +214,18 @@ class Simulation:
             # take.
             expected = Expected(None, Reason(PREPARING, job.preparing))
         self._record(job.job_id, expected)
-        number = count(slices)
-        slower = job.request.num_workers / number
-        begun = self._as_of_now(job)
         for part, bundle in by_bundle(slices, job.request.bundle, job.request.roles):
             add(self._free[part.node_id], bundle, -part.num_workers)
         if job.array is not None:
             self._running_of_arrays[job.array.array_id] += 1
-        self._active[job.job_id] = self._begun(
-            RunningJob(
-                job_id=job.job_id,
-                priority=job.priority,
-                seq=job.seq,
-                request=job.request.of_size(number),
-                slices=slices,
-                held_s=0.0,
-                left_s=None if job.left_s is None else job.left_s * slower,
-                ends_within_s=begun.ends_within_s,
-                ends_by=job.ends_by,
-                waited_s=begun.waited_s,
-                yields=job.yields,
-                place=job.place,
-                queue=job.queue,
-                owner=job.owner,
-                project=job.project,
-                reservation=job.reservation,
-                spare=spare(slices, job.request.least),
-            )
-        )
+        self._active[job.job_id] = self._begun(started(self._as_of_now(job), slices))
 
-    def _begun(self, job: RunningJob) -> _Active:
-        if job.is_leaving:
-            ends_at = self._now + timedelta(seconds=LEAVING_S)
-            goes_on = job.job_id not in self._situation.cancelled
-            return _Active(job, self._now, ends_at, goes_on=goes_on)
-        left_s = job.left_s
-        if left_s is None:
-            # If the job has run for longer than usual, assume that the remaining time equals the
-            # time that the job has run so far.
-            usual_s = self._situation.usual_s
-            left_s = usual_s - job.held_s if job.held_s < usual_s else job.held_s
-        # If a job has fewer workers, its remaining time increases, so without LONGEST_S `ends_at`
-        # could exceed the largest `datetime`.
-        limit_s = forecast.LONGEST_S if job.ends_within_s is None else job.ends_within_s
-        left_s = min(left_s, limit_s, forecast.LONGEST_S)
-        ends_at = self._now + timedelta(seconds=max(1.0, left_s))
-        shrinks_at = self._now + timedelta(seconds=LEAVING_S) if job.recalled else None
-        is_assumed = job.left_s is None
-        job = replace(job, left_s=left_s)
-        return _Active(job, self._now, ends_at, is_assumed, shrinks_at=shrinks_at)
-
-    def _leftover(self, holder: Holder) -> _Active:
-        """Return the job of an attempt that has ended but still holds its slots, which it is about
-        to release."""
-        return replace(self._begun(leftover(holder)), goes_on=False)
-
-    def _leave(self, active: _Active, *, goes_on: bool) -> None:
-        job = replace(active.at(self._now), is_leaving=True)
-        ends_at = self._now + timedelta(seconds=LEAVING_S)
-        self._active[job.job_id] = _Active(job, self._now, ends_at, goes_on=goes_on)
+    def _begun(self, job: RunningJob) -> ActiveJob:
+        return ActiveJob.begun(job, self._now, self._situation)
 
     def _next_moment(self) -> datetime | None:
-        moments = [active.ends_at for active in self._active.values()]
-        min_run_s = self._situation.snapshot.min_run_s
-        for active in self._active.values():
-            for least_s in (min_run_s, active.job.earns_start_s):
-                if active.job.held_s < least_s:
-                    may_leave_s = min(least_s - active.job.held_s, forecast.LONGEST_S)
-                    moments.append(active.since + timedelta(seconds=may_leave_s))
-        moments += [each.shrinks_at for each in self._active.values() if each.shrinks_at]
+        min_run_s = self._snapshot.min_run_s
+        moments = [at for each in self._active.values() for at in each.moments(min_run_s)]
         moments += self._classes.not_before()
         moments += reservations.moments(self._snapshot.reservations, self._snapshot.leave_s)
         coming = min((moment for moment in moments if moment > self._now), default=None)
@@ -353,7 +266,7 @@ class Simulation:
         for job_id, why in self._endings.settle(self._classes, set(expired), expired).items():
             self._record(job_id, Expected(None, Reason("waiting_for_jobs", why)))
 
-    def _leaves(self, active: _Active) -> bool:
+    def _leaves(self, active: ActiveJob) -> bool:
         """Release the job's slots. Returns whether the job has ended."""
         job = active.at(self._now)
         for part, bundle in by_bundle(job.slices, job.request.bundle, job.request.roles):
@@ -363,10 +276,10 @@ class Simulation:
             self._running_of_arrays[self._array_of[job.job_id]] -= 1
         self._num_assumed += active.is_assumed
         if active.goes_on:
-            self._classes.add(_waiting_again(job))
+            self._classes.add(waiting_again(job))
         return not active.goes_on
 
-    def _shrink(self, active: _Active) -> None:
+    def _shrink(self, active: ActiveJob) -> None:
         """Release the recalled slots. The job continues with its remaining slots and takes
         longer."""
         job = active.at(self._now)
@@ -430,25 +343,3 @@ def _without_shares(node: Node) -> dict[str, float]:
         for name, amount in node.available_to_us.items()
         if name not in (NUM_GPUS, WHOLE_GPUS)
     }
-
-
-def _waiting_again(job: RunningJob) -> WaitingJob:
-    left_s = None if job.left_s is None else job.left_s + job.lost_s
-    return WaitingJob(
-        job_id=job.job_id,
-        attempt=1,
-        priority=job.priority,
-        seq=job.seq,
-        request=job.request,
-        left_s=left_s,
-        waited_s=job.waited_s,
-        ends_within_s=job.ends_within_s,
-        ends_by=job.ends_by,
-        start_by=job.ends_by,
-        yields=job.yields,
-        queue=job.queue,
-        owner=job.owner,
-        place=job.place,
-        project=job.project,
-        reservation=job.reservation,
-    )

@@ -12,19 +12,11 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from ray_workers.shared.contracts import Slice
-from service.domain.scheduling.placement.by_cell import ByCell
 from service.domain.scheduling.placement.gangs import WorkerKind
+from service.domain.scheduling.placement.node_kinds import Amounts, ByCell, NodeKinds, times_on
 from service.domain.scheduling.placement.placement import Placement
 from service.domain.scheduling.placement.slots import Request, count
-from service.domain.scheduling.placement.stock import (
-    Amounts,
-    Free,
-    NodeGroup,
-    Stock,
-    When,
-    plus,
-    times_on,
-)
+from service.domain.scheduling.placement.stock import Free, NodeGroup, Stock, When, plus
 from service.domain.scheduling.placement.topology import Place
 
 NONE_DIFFER: Mapping[str, Amounts] = MappingProxyType({})
@@ -34,11 +26,11 @@ class Reserved:
     """Resources that are set aside on nodes for waiting jobs. The amounts only grow."""
 
     def __init__(self, stock: Stock) -> None:
-        self._stock = stock
+        self._kinds = stock.kinds
         self._workers: dict[WorkerKind, int] = {}
         self._whole: set[WorkerKind] = set()
         """Kinds for which all slots of all nodes are set aside."""
-        self.on = [(0.0,) * len(total) for total in stock.totals]
+        self.on = [(0.0,) * len(total) for total in stock.kinds.totals]
         """Reserved amounts, keyed by kind of node."""
         self.version = 0
 
@@ -52,10 +44,10 @@ class Reserved:
             return
         before = self._workers.get(kind, 0)
         self._workers[kind] = before + num_workers
-        if before + num_workers >= self._stock.largest(kind):
+        if before + num_workers >= self._kinds.largest(kind):
             self._whole.add(kind)
         sums: dict[tuple[Amounts, int], Amounts] = {}
-        for at, most in enumerate(self._stock.capacity(kind)):
+        for at, most in enumerate(self._kinds.capacity(kind)):
             if most > before:
                 number = min(most, before + num_workers) - before
                 key = self.on[at], number
@@ -68,7 +60,7 @@ class Reserved:
         """Set aside slots for a gang with heterogeneous slots, like `set_aside`."""
         sorts = [(kind.vector, request.num_alike)]
         sorts += ((kind.role_vectors[role.first_rank], role.number) for role in request.roles)
-        for at, total in enumerate(self._stock.totals):
+        for at, total in enumerate(self._kinds.totals):
             if not kind.fits(total):
                 continue
             for vector, most in sorts:
@@ -81,7 +73,7 @@ class Reserved:
     def leaves(self, kind: WorkerKind) -> bool:
         """Whether a worker of this kind fits on an empty node in addition to the reserved
         amounts."""
-        return any(map(kind.fits, self._stock.totals, self.on))
+        return any(map(kind.fits, self._kinds.totals, self.on))
 
 
 class Pool:
@@ -113,10 +105,10 @@ class Pool:
     def closed(self, kind: WorkerKind) -> int:
         """Return how many workers of this kind would fit on nodes with silos' data if these nodes
         accepted them."""
-        if not self.stock.has_closed:
+        if not self.stock.kinds.has_closed:
             return 0
         groups = self._free.groups.values()
-        as_open = ((self.stock.as_open(group.amounts), len(group.nodes)) for group in groups)
+        as_open = ((self.stock.kinds.as_open(group.amounts), len(group.nodes)) for group in groups)
         return sum(kind.fits(amounts) * number for amounts, number in as_open if amounts)
 
     def reserved(self, kind: WorkerKind) -> tuple[int, int]:
@@ -203,18 +195,18 @@ class Pool:
         return None if group is None else (group.amounts, self._reserved.on[group.kind])
 
     def place_of(self, kind: WorkerKind, node_id: str) -> Place:
-        """Return the result of `Stock.place_of` for the requirement of this kind of worker."""
-        return self.stock.place_of(node_id, kind.required)
+        """Return the result of `NodeKinds.place_of` for the requirement of this kind of worker."""
+        return self.stock.kinds.place_of(node_id, kind.required)
 
     def _that_are_there(self, slices: Sequence[Slice]) -> list[str]:
-        return [part.node_id for part in slices if part.node_id in self.stock.kind_of]
+        return [part.node_id for part in slices if part.node_id in self.stock.kinds.of_node]
 
     def _exact(self, kind: WorkerKind) -> _Capacity:
         capacity = self._capacities.get(kind)
         if capacity is None:
             anywhere = None if kind.anywhere is kind else self._exact(kind.anywhere)
             capacity = self._capacities[kind] = _Capacity(
-                kind, self.stock, self._free, self._reserved, anywhere
+                kind, self.stock.kinds, self._free, self._reserved, anywhere
             )
         capacity.catch_up()
         return capacity
@@ -226,7 +218,7 @@ class _Capacity:
     def __init__(
         self,
         kind: WorkerKind,
-        stock: Stock,
+        kinds: NodeKinds,
         free: Free,
         reserved: Reserved,
         anywhere: _Capacity | None,
@@ -236,7 +228,7 @@ class _Capacity:
         self._kind = kind
         self._anywhere = anywhere
         self._closed = 0 if kind.fence is None else kind.fence.closed
-        self._stock = stock
+        self._kinds = kinds
         self._free = free
         self._reserved = reserved
         self._version = -1
@@ -299,7 +291,7 @@ class _Capacity:
 
     def capacities(self) -> dict[Place, int]:
         """Return the capacity of each part of the cluster that can hold a gang."""
-        required, topology = self._kind.required, self._stock.topology
+        required, topology = self._kind.required, self._kinds.topology
         if self._kind.is_whole:
             return {topology.cluster: count(self.place_whole())}
         if required is None:
@@ -307,7 +299,7 @@ class _Capacity:
         return self.placement.capacities(required.level) if topology.has(required.level) else {}
 
     def place_whole(self, free: Mapping[str, Amounts] = NONE_DIFFER) -> tuple[Slice, ...]:
-        """Like `Stock.place_whole`, for the resources that are free and not set aside. `free`
+        """Like `NodeKinds.place_whole`, for the resources that are free and not set aside. `free`
         contains the nodes whose free resources are assumed to differ."""
         left: dict[str, Amounts] = {}
         for group in self._free.groups.values():
@@ -315,7 +307,7 @@ class _Capacity:
             left |= dict.fromkeys(group.nodes, plus(group.amounts, aside, -1))
             for node_id in group.nodes & free.keys():
                 left[node_id] = plus(free[node_id], aside, -1)
-        return self._stock.place_whole(self._kind, left)
+        return self._kinds.place_whole(self._kind, left)
 
     @property
     def placement(self) -> Placement:
@@ -326,10 +318,10 @@ class _Capacity:
             sizes = [
                 (size, group.nodes)
                 for group, size in bare._size_of.items()
-                if size and not closed >> self._stock.cells[group.kind] & 1
+                if size and not closed >> self._kinds.cells[group.kind] & 1
             ]
             there = {name: size for size, nodes in sizes for name in nodes}
-            self._placement = Placement(self._stock.topology, there)
+            self._placement = Placement(self._kinds.topology, there)
         elif self._num_placed < len(moves):
             newest = {node_id: group for node_id, _, group in moves[self._num_placed :]}
             for node_id, group in newest.items():
@@ -347,7 +339,7 @@ class _Capacity:
                 more = self._size(joined) - self._size(left)
             gained += more
             if by_cell is not None and more:
-                by_cell.add(self._stock.cells[joined.kind], more)
+                by_cell.add(self._kinds.cells[joined.kind], more)
         return gained
 
     def within(self, cells: int) -> int:
@@ -364,13 +356,13 @@ class _Capacity:
             self._by_cell = ByCell()
             for group in self._free.groups.values():
                 if size := self._size(group):
-                    cell = self._stock.cells[group.kind]
+                    cell = self._kinds.cells[group.kind]
                     self._by_cell.add(cell, size * len(group.nodes))
         return self._by_cell
 
     def _size(self, group: NodeGroup) -> int:
         if self._anywhere is not None:
-            is_closed = self._closed >> self._stock.cells[group.kind] & 1
+            is_closed = self._closed >> self._kinds.cells[group.kind] & 1
             return 0 if is_closed else self._anywhere._size(group)
         size = self._size_of.get(group)
         if size is None:

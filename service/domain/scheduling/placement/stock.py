@@ -6,18 +6,13 @@ groups, because there are few kinds of nodes, and most nodes are either empty or
 
 from __future__ import annotations
 
-import math
 import operator
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 from ray_workers.shared.contracts import Slice
-from service.config.node_types import CELL, OPEN
-from service.domain.scheduling.placement.by_cell import ByCell
-from service.domain.scheduling.placement.gangs import Gangs, Requirement, WorkerKind
-from service.domain.scheduling.placement.heterogeneous import place_heterogeneous
-from service.domain.scheduling.placement.pinned_nodes import place_pinned
+from service.domain.scheduling.placement.gangs import Gangs, WorkerKind
+from service.domain.scheduling.placement.node_kinds import Amounts, NodeKinds
 from service.domain.scheduling.placement.shared_gpus import (
     Fractions,
     Parts,
@@ -32,13 +27,9 @@ from service.domain.scheduling.placement.slots import (
     WHOLE_GPUS,
     Holder,
     Node,
-    count,
     is_part_of_gpu,
 )
-from service.domain.scheduling.placement.topology import Domain, Place, Topology
-
-Amounts = tuple[float, ...]
-"""The amount of each resource, in the order of `Gangs.names`."""
+from service.domain.scheduling.placement.topology import Topology
 
 
 class When(IntEnum):
@@ -65,8 +56,6 @@ _BOTH = {
     When.NOW_AND_LATER: (When.NOW, When.SOON, When.LATER),
     When.SOON_AND_LATER: (When.SOON, When.LATER),
 }
-_Spot = tuple[Amounts, Domain]
-"""The resources of an empty node, and the narrowest domain that contains the node."""
 
 
 class NodeGroup:
@@ -76,7 +65,7 @@ class NodeGroup:
 
     def __init__(self, kind: int, amounts: Amounts) -> None:
         self.kind = kind
-        """Kind of the nodes (see `Stock.kind_of`)."""
+        """Kind of the nodes (`NodeKinds.of_node`)."""
         self.amounts = amounts
         """Free resources of each node; negative if more resources are promised than the node
         has."""
@@ -137,28 +126,14 @@ class Stock:
     ) -> None:
         """`gangs` must contain all gangs whose jobs will request slots. `topology` can contain
         additional nodes. `holders` are jobs that hold slots and could release them."""
-        self.topology = topology
         self._shared = SharedGpus(gangs.names, gangs.parts) if WHOLE_GPUS in gangs.names else None
         """Counts of shared GPUs; None if no GPU is shared."""
         self._sharing = sharing(holders if self._shared else ())
         self._parts: dict[tuple[When, str], list[Fractions]] = {}
         """Fractions of GPUs that jobs have (or will have, for SOON) on each node."""
-        self.kind_of: dict[str, int] = {}
-        """The kind of each node, keyed by node id."""
-        self.totals: list[Amounts] = []
-        """Resources of an empty node of each kind."""
-        self.counts: list[int] = []
-        self.cells: list[int] = []
-        """The cell (`Fence`) of the nodes of each kind."""
-        self._index_of_name = {name: at for at, name in enumerate(gangs.names)}
-        self._capacity: dict[WorkerKind, Sequence[int]] = {}
-        self._largest: dict[WorkerKind, int] = {}
-        self._whole: dict[WorkerKind, int] = {}
-        self._whole_by_cell: dict[WorkerKind, ByCell] = {}
-        self._suitable: dict[WorkerKind, int] = {}
-        self._sort(nodes, gangs)
-        free = [(n.id, self.kind_of[n.id], self._free_on(n, gangs)) for n in nodes]
-        self.by_when = {w: Free(free, self.totals) for w in (When.FREE, When.NOW, When.SOON)}
+        self.kinds = NodeKinds(nodes, gangs, topology)
+        free = [(n.id, self.kinds.of_node[n.id], self._free_on(n, gangs)) for n in nodes]
+        self.by_when = {w: Free(free, self.kinds.totals) for w in (When.FREE, When.NOW, When.SOON)}
         self._now, self._soon = self.by_when[When.NOW], self.by_when[When.SOON]
         self._ended: set[str] = set()
         """Jobs that will have ended when the first blocked job starts (LATER)."""
@@ -213,166 +188,12 @@ class Stock:
         ]
         return self._shared.changed(plain, before, after)
 
-    def _sort(self, nodes: Sequence[Node], gangs: Gangs) -> None:
-        """Determine the kinds of nodes. Nodes with equal resources are of different kinds if a gang
-        could use the domain of only one of them."""
-        spots = [(gangs.vector(node.total), self.topology.domain_of[node.id]) for node in nodes]
-        numbers = Counter(spots) if gangs.required else {}
-        usable = {kind: self._usable(kind, numbers) for kind in gangs.required}
-        capacity: dict[WorkerKind, list[int]] = {kind: [] for kind in usable}
-        kinds: dict[tuple[Amounts, tuple[bool, ...]], int] = {}
-        for node, spot in zip(nodes, spots, strict=True):
-            could = tuple([spot in there for there in usable.values()])
-            number = kinds.setdefault((spot[0], could), len(kinds))
-            if number == len(self.totals):
-                self.totals.append(spot[0])
-                self.counts.append(0)
-                for kind, there in usable.items():
-                    capacity[kind].append(kind.fits(spot[0]) if spot in there else 0)
-            self.counts[number] += 1
-            self.kind_of[node.id] = number
-        self._capacity.update(capacity)
-        at = self._index_of_name.get(CELL)
-        self.cells = [0 if at is None else int(total[at]) for total in self.totals]
-        self._num_cells = max(self.cells, default=0) + 1
-        without_cells: dict[object, int] = {}
-        self._bits: list[int] = []
-        for (total, could), cell in zip(kinds, self.cells, strict=True):
-            rest = total if at is None else (*total[:at], *total[at + 1 :])
-            number = without_cells.setdefault((rest, could), len(without_cells))
-            self._bits.append(1 << number * self._num_cells + cell)
-        self._num_kinds_in_cells = len(without_cells)
-
-    def _usable(self, kind: WorkerKind, spots: Mapping[_Spot, int]) -> set[_Spot]:
-        """Return the spots in the domains that, when empty, could hold the whole gang; an empty set
-        if the gang has no requirement. Also stores in `_whole` how many workers of the gang fit in
-        the largest domain."""
-        required = kind.required
-        if required is None or not self.topology.has(required.level):
-            self._whole[kind] = 0
-            return set()
-        around = self.topology.of_level(required.level).around
-        alone = {spot: kind.fits(spot[0]) for spot in spots}
-        capacities: Counter[Domain | None] = Counter()
-        for spot, number in spots.items():
-            capacities[around[spot[1]]] += alone[spot] * number
-        del capacities[None]  # nodes that are in no domain of the level
-        self._whole[kind] = max([*capacities.values(), *alone.values()], default=0)
-        return {
-            spot
-            for spot in spots
-            if alone[spot] >= required.least or capacities[around[spot[1]]] >= required.least
-        }
-
-    def place_of(self, node_id: str, required: Requirement | None) -> Place:
-        """Return the place that contains the node and that a gang can use: the cluster, or the
-        node's domain of the required level."""
-        if required is None or not self.topology.has(required.level):
-            return self.topology.cluster
-        return self.topology.place_of(node_id, required.level)
-
-    def bit_of(self, node_id: str) -> int:
-        """Return the kind of the node as a bit. In the bits of a set of kinds of nodes, the kinds
-        that differ only in their cells are next to each other, in the order of the cells."""
-        return self._bits[self.kind_of[node_id]]
-
-    def suitable(self, kind: WorkerKind) -> int:
-        """Return the kinds of nodes on which `capacity` is not 0, as bits."""
-        found = self._suitable.get(kind)
-        if found is None and kind.fence is not None and kind.required is None:
-            cells, found = ~kind.fence.closed & ((1 << self._num_cells) - 1), 0
-            for _ in range(self._num_kinds_in_cells):
-                found = found << self._num_cells | cells
-            found = self._suitable[kind] = found & self.suitable(kind.anywhere)
-        elif found is None:
-            numbers = zip(self.capacity(kind), self._bits, strict=True)
-            found = self._suitable[kind] = sum(bit for number, bit in numbers if number)
-        return found
-
-    def capacity(self, kind: WorkerKind) -> Sequence[int]:
-        """Return how many such workers fit on an empty node, by kind of node. For a gang that must
-        be in one domain, the number is 0 for nodes whose domains are too small."""
-        found = self._capacity.get(kind)
-        if found is None:
-            if kind.fence is None:
-                found = tuple([kind.fits(total) for total in self.totals])
-            else:
-                closed, numbers = kind.fence.closed, self.capacity(kind.anywhere)
-                of_cells = zip(numbers, self.cells, strict=True)
-                found = tuple([0 if closed >> cell & 1 else number for number, cell in of_cells])
-            self._capacity[kind] = found
-        return found
-
-    def whole_by_cell(self, kind: WorkerKind) -> ByCell:
-        """Return how many such workers fit in each cell of an empty cluster, for gangs that need
-        not be in one domain."""
-        found = self._whole_by_cell.get(kind)
-        if found is None:
-            found = self._whole_by_cell[kind] = ByCell()
-            for at, number in enumerate(self.capacity(kind)):
-                found.add(self.cells[at], number * self.counts[at])
-        return found
-
-    def largest(self, kind: WorkerKind) -> int:
-        """Return how many such workers fit on the largest node when it is empty."""
-        found = self._largest.get(kind)
-        if found is None:
-            found = self._largest[kind] = max(self.capacity(kind), default=0)
-        return found
-
-    def whole(self, kind: WorkerKind) -> int:
-        """Return how many workers of this kind, in one gang, fit in an empty cluster."""
-        found = self._whole.get(kind)
-        if found is None and kind.is_whole:
-            amounts = {node_id: self.totals[number] for node_id, number in self.kind_of.items()}
-            found = self._whole[kind] = count(self.place_whole(kind, amounts))
-        elif found is None and kind.fence is not None:
-            found = self.whole_by_cell(kind.anywhere).within(~kind.fence.closed)
-            self._whole[kind] = found
-        elif found is None:
-            of_nodes = zip(self.capacity(kind), self.counts, strict=True)
-            found = self._whole[kind] = sum([each * number for each, number in of_nodes])
-        return found
-
-    def place_whole(self, kind: WorkerKind, amounts: Mapping[str, Amounts]) -> tuple[Slice, ...]:
-        """Return the slices of a gang that must be placed all at once; an empty tuple if a worker
-        does not fit. `amounts` contains the free resources of each node."""
-        if kind.heterogeneous is None:
-            capacities = {node_id: kind.fits(has) for node_id, has in amounts.items()}
-            found = place_pinned(kind.homes, capacities, self._has_labels, self._is_open)
-            return () if isinstance(found, int) else found
-        names, kept = self._index_of_name, kind.fence.nodes if kind.fence else ()
-        free = {
-            n: dict(zip(names, has, strict=True)) for n, has in amounts.items() if n not in kept
-        }
-        return place_heterogeneous(kind.heterogeneous, free, self.topology)
-
-    def _has_labels(self, node_id: str, labels: Sequence[str]) -> bool:
-        total = self.totals[self.kind_of[node_id]]
-        return all(total[self._index_of_name[label]] > 0 for label in labels)
-
-    def _is_open(self, node_id: str) -> bool:
-        at = self._index_of_name.get(OPEN)
-        return at is None or self.totals[self.kind_of[node_id]][at] > 0
-
-    @property
-    def has_closed(self) -> bool:
-        """Whether some nodes accept only ranks of silos."""
-        return OPEN in self._index_of_name
-
-    def as_open(self, amounts: Amounts) -> Amounts | None:
-        """Return the resources of a closed node as if it were open; None if it is open."""
-        at = self._index_of_name.get(OPEN)
-        if at is None or amounts[at] > 0:
-            return None
-        return (*amounts[:at], math.inf, *amounts[at + 1 :])
-
     def take(
         self, job_id: str, kind: WorkerKind, slices: Sequence[Slice], *, ends_before: bool = False
     ) -> None:
         """Give these slots to a job. ends_before: whether the job ends before `When.LATER`."""
         for part, vector in kind.vectors(slices):
-            if part.node_id in self.kind_of:
+            if part.node_id in self.kinds.of_node:
                 for when in (When.FREE, When.NOW, When.SOON):
                     self._occupy(job_id, when, part, vector)
                 if self._shared is not None:
@@ -429,17 +250,17 @@ class Stock:
         """Begin to track LATER: the free resources after these jobs have left these slots."""
         soon = [(name, g.kind, g.amounts) for name, g in self._soon.group_of.items()]
         now = [(name, g.kind, g.amounts) for name, g in self._now.group_of.items()]
-        self.by_when[When.LATER] = Free(soon, self.totals)
+        self.by_when[When.LATER] = Free(soon, self.kinds.totals)
         for (when, node_id), parts in list(self._parts.items()):
             if when is When.SOON:
                 self._parts[When.LATER, node_id] = list(parts)
         for job_id, kind, slices in ending:
             self._ended.add(job_id)
             for part, vector in kind.vectors(slices):
-                if part.node_id in self.kind_of:
+                if part.node_id in self.kinds.of_node:
                     self._release(job_id, part, vector)
-        self.by_when[When.NOW_AND_LATER] = Free(now, self.totals)
-        self.by_when[When.SOON_AND_LATER] = Free(soon, self.totals)
+        self.by_when[When.NOW_AND_LATER] = Free(now, self.kinds.totals)
+        self.by_when[When.SOON_AND_LATER] = Free(soon, self.kinds.totals)
 
     def reserve(self, job_id: str, kind: WorkerKind, slices: Sequence[Slice]) -> None:
         """Keep these slots for a job that starts LATER."""
@@ -505,10 +326,3 @@ class Stock:
 
 def plus(some: Amounts, vector: Amounts, times: int) -> Amounts:
     return tuple([amount + times * each for amount, each in zip(some, vector, strict=True)])
-
-
-def times_on(vector: Amounts, total: Amounts) -> int:
-    """Return how many times the vector fits into a node's total."""
-    return math.floor(
-        min(((has + EPSILON) / each for each, has in zip(vector, total, strict=True) if each > 0))
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
@@ -29,11 +30,8 @@ class Cells:
     integers stand for sets of them: bit N is set if number N is in the set. Cell 0 contains the
     nodes in no reservation."""
 
-    def __init__(
-        self, node_ids: Iterable[str], nodes_of: Sequence[Collection[str]], num_soft: int
-    ) -> None:
-        """`nodes_of` contains the nodes of each reservation, of which the first `num_soft` are
-        soft."""
+    def __init__(self, node_ids: Iterable[str], nodes_of: Sequence[Collection[str]]) -> None:
+        """`nodes_of` contains the nodes of each reservation."""
         windows_of_node = dict.fromkeys(node_ids, 0)
         for window, names in enumerate(nodes_of):
             for name in names:
@@ -51,11 +49,8 @@ class Cells:
         """The reservations that include each cell."""
         self.of_window = [union(1 << self.of_node[name] for name in names) for names in nodes_of]
         """The cells of each reservation."""
+        self._of: dict[int, int] = {}
         self._windows_in: dict[int, int] = {}
-        soft, hard = self.of_window[:num_soft], self.of_window[num_soft:]
-        self._num_soft = num_soft
-        self._of_first_soft = [*accumulate(soft, operator.or_, initial=0)]
-        self._of_first_hard = [*accumulate(hard, operator.or_, initial=0)]
 
     @property
     def all(self) -> int:
@@ -64,16 +59,19 @@ class Cells:
     def nodes_in(self, cells: int) -> frozenset[str]:
         return frozenset(name for cell in bits(cells) for name in self.nodes[cell])
 
-    def first(self, soft: int, hard: int) -> int:
-        """Return the first `soft` soft reservations and the first `hard` other reservations."""
-        return (1 << soft) - 1 | ((1 << hard) - 1) << self._num_soft
+    def of(self, windows: int) -> int:
+        """Return the cells of these reservations."""
+        found = self._of.get(windows)
+        if found is None:
+            found = self._of[windows] = union(self.of_window[window] for window in bits(windows))
+        return found
 
-    def of_first(self, soft: int, hard: int, but: int) -> int:
-        """Return the cells of the reservations in `first`, except the reservations in `but`."""
-        found = self._of_first_soft[soft] | self._of_first_hard[hard]
-        first = self.first(soft, hard)
-        others = first & ~but
-        for cell in bits(union(self.of_window[window] for window in bits(first & but))):
+    def reserved(self, begun: Collection[int], but: int) -> int:
+        """Return the cells of the reservations in the sets `begun`, except the reservations in
+        `but`."""
+        found, windows = union(map(self.of, begun)), union(begun)
+        others = windows & ~but
+        for cell in bits(self.of(windows & but)):
             if not self._windows_of[cell] & others:
                 found &= ~(1 << cell)
         return found
@@ -84,6 +82,25 @@ class Cells:
         if found is None:
             found = self._windows_in[cells] = union(self._windows_of[cell] for cell in bits(cells))
         return found
+
+
+class ByTime:
+    """Reservations, sorted by a time, such as the time at which they begin."""
+
+    def __init__(self, of_each: Iterable[tuple[float, int]]) -> None:
+        """`of_each` contains pairs (seconds until the time, number of the reservation)."""
+        pairs = sorted(of_each)
+        self._in_s = [in_s for in_s, _ in pairs]
+        self._first = [*accumulate((1 << at for _, at in pairs), operator.or_, initial=0)]
+        """For each N, the first N reservations."""
+
+    def before(self, in_s: float) -> int:
+        """Return the reservations whose time is in less than `in_s` seconds."""
+        return self._first[bisect_left(self._in_s, in_s)]
+
+    def until(self, in_s: float) -> int:
+        """Return the reservations whose time is in at most `in_s` seconds."""
+        return self._first[bisect_right(self._in_s, in_s)]
 
 
 class Claims:

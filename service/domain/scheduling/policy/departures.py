@@ -169,7 +169,7 @@ class Departures:
                     has_shrunk=choice.in_place and running.shrunk_s < min_run_s,
                 )
             )
-        free, largest = self._soon.capacity, self._stock.largest
+        free, largest = self._soon.capacity, self._stock.kinds.largest
         self.targets |= targets(claims, others, free, largest)
         held_back = in_vain(claims, self.targets, others, free, largest)
         self.targets |= {each.job_id: each.held for each in claims if each.job_id in held_back}
@@ -221,7 +221,7 @@ class Departures:
         other jobs."""
         name, choice = job.job_id, self._snapshot.elastic[job.job_id]
         alone = sizing.Sized(name, choice, count(job.slices))
-        per_node = max(1, self._stock.largest(self._gangs.of(job.request).kind))
+        per_node = max(1, self._stock.kinds.largest(self._gangs.of(job.request).kind))
         return sizing.sizes([alone], choice.most, per_node)[name] <= num_workers
 
     def ask_to_leave(self, job: WaitingJob, gang: Gang, rank: order.Rank, offer: Offer) -> bool:
@@ -290,7 +290,7 @@ class Departures:
         job = self._snapshot.elastic.get(job_id)
         if job is None or job.batch_range is None:
             return None
-        return sizing.best_batch(job, num_workers, max(1, self._stock.largest(kind)))
+        return sizing.best_batch(job, num_workers, max(1, self._stock.kinds.largest(kind)))
 
     def _expect(self, running: RunningJob, slices: Sequence[Slice]) -> None:
         """Record that the job will release these slots."""

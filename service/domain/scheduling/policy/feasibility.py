@@ -10,6 +10,7 @@ from ray_workers.shared.contracts import RoleSlots
 from service.config.node_types import LABEL, OPEN
 from service.domain.scheduling.placement.gangs import Gang
 from service.domain.scheduling.placement.heterogeneous import never_fits
+from service.domain.scheduling.placement.node_kinds import NodeKinds
 from service.domain.scheduling.placement.pinned_nodes import place_pinned
 from service.domain.scheduling.placement.slots import (
     EPSILON,
@@ -26,7 +27,6 @@ from service.domain.scheduling.placement.slots import (
     spoken_ranks,
     workers,
 )
-from service.domain.scheduling.placement.stock import Stock
 from service.domain.scheduling.placement.topology import Topology, largest, name_of
 from service.domain.scheduling.rules.obstacles import Reason
 
@@ -66,11 +66,11 @@ def _surely_fits(request: Request, nodes: Sequence[Node]) -> bool:
 class Feasibility:
     """Whether gangs could run on the nodes of a plan if these were empty."""
 
-    def __init__(self, nodes: Sequence[Node], to_come: Sequence[Node], stock: Stock) -> None:
+    def __init__(self, nodes: Sequence[Node], to_come: Sequence[Node], kinds: NodeKinds) -> None:
         """`stock` contains `nodes`, and its topology also contains the nodes to come."""
         self._nodes = nodes
         self._to_come = to_come
-        self._stock = stock
+        self._kinds = kinds
         self._possible: set[Gang] = set()
         self._impossible: dict[Gang, Reason] = {}
         self._too_large: dict[Gang, Reason | None] = {}
@@ -81,9 +81,9 @@ class Feasibility:
             return None
         reason = self._impossible.get(gang)
         # Reservations end, so look at all nodes.
-        if reason is None and self._stock.whole(gang.kind.anywhere) < gang.least:
+        if reason is None and self._kinds.whole(gang.kind.anywhere) < gang.least:
             nodes = [*self._nodes, *self._to_come]
-            reason = can_ever_fit(gang.request, nodes, self._stock.topology)
+            reason = can_ever_fit(gang.request, nodes, self._kinds.topology)
         if reason is None:
             self._possible.add(gang)
         else:
@@ -92,10 +92,10 @@ class Feasibility:
 
     def why_not_now(self, gang: Gang) -> Reason | None:
         """Return why the gang can't run on the current nodes; None if it could."""
-        if self._stock.whole(gang.kind) >= gang.least:
+        if self._kinds.whole(gang.kind) >= gang.least:
             return None
         if gang not in self._too_large:
-            reason = can_ever_fit(gang.request, self._nodes, self._stock.topology)
+            reason = can_ever_fit(gang.request, self._nodes, self._kinds.topology)
             if reason is not None:
                 why = reason.message if self._nodes else "the cluster has no usable node"
                 message = f"{gang.needs}, and waits for nodes: {why}"

@@ -12,6 +12,7 @@ from service.domain.scheduling.placement.pools import Offer, Pool, pack_later
 from service.domain.scheduling.placement.slots import Node, count, is_open, workers
 from service.domain.scheduling.placement.stock import Stock, When
 from service.domain.scheduling.placement.topology import Topology
+from service.domain.scheduling.policy.allowances import Allowances
 from service.domain.scheduling.policy.departures import OTHERS_GAIN, Departures
 from service.domain.scheduling.policy.emptied import Emptied
 from service.domain.scheduling.policy.feasibility import (
@@ -19,7 +20,7 @@ from service.domain.scheduling.policy.feasibility import (
     OPEN_ARE_REFUSED,
     Feasibility,
 )
-from service.domain.scheduling.policy.ranking import limits_of, may_borrow, too_early
+from service.domain.scheduling.policy.ranking import may_borrow, too_early
 from service.domain.scheduling.policy.records import (
     Decision,
     Grow,
@@ -34,7 +35,6 @@ from service.domain.scheduling.policy.records import (
 from service.domain.scheduling.policy.windows import Windows
 from service.domain.scheduling.rules import order
 from service.domain.scheduling.rules.dependencies import ArrayCounts
-from service.domain.scheduling.rules.limits import UNLIMITED, AccountLimits, Headroom
 from service.domain.scheduling.rules.obstacles import (
     PREPARING,
     Ahead,
@@ -43,7 +43,7 @@ from service.domain.scheduling.rules.obstacles import (
     Reason,
     jobs,
 )
-from service.domain.scheduling.rules.shares import FarAhead, Tier, UserStanding
+from service.domain.scheduling.rules.shares import FarAhead, UserStanding
 
 PENDING = Reason("", "")
 """Placeholder for reasons that `Round.explain` adds at the end of the round."""
@@ -79,8 +79,7 @@ class Round:
         """Jobs for which slots become free too late, as (gang, limit, yields)."""
         topology = Topology(snapshot.topology, [*nodes, *snapshot.to_come])
         self._stock = Stock(nodes, gangs, topology, snapshot.holders)
-        lends = any(queue.lending_limit for queue in snapshot.queues)
-        self._limits = limits_of(snapshot, gangs, windows.lendable() if lends else None)
+        self._allowances = Allowances(snapshot, gangs, windows, emptied)
         self.departures = Departures(
             snapshot,
             windows.leaving(),
@@ -88,7 +87,7 @@ class Round:
             gangs,
             ranks,
             ahead,
-            self._limits.lending,
+            self._allowances.lending,
         )
         self._targets = self.departures.targets
         self._backfill = self.departures.backfill
@@ -100,7 +99,7 @@ class Round:
         self._unreserved = Offer(self._stock)
         """Slots that are not promised or set aside, even if a blocked job reserves them."""
         self._obstacles = Obstacles(
-            self._stock, snapshot.holders, self._free, nodes, windows.spoken
+            self._stock.kinds, snapshot.holders, self._free, nodes, windows.spoken
         )
         self._unexplained: list[tuple[Wait, Gang, Ahead | None]] = []
         self._unexplained_groups: list[tuple[Stay, Callable[[], Explanation]]] = []
@@ -110,7 +109,7 @@ class Round:
         """Whether every accepted node accepts only ranks of silos."""
         are_refused = any(is_open(node.total) for node in snapshot.nodes)
         self._closed_because = OPEN_ARE_REFUSED if are_refused else ALL_CLOSED
-        self._feasibility = Feasibility(nodes, snapshot.to_come, self._stock)
+        self._feasibility = Feasibility(nodes, snapshot.to_come, self._stock.kinds)
         self._backing_off: list[tuple[WaitingJob, Gang]] = []
         self._now = now
         self._arrays = ArrayCounts(snapshot.running_of_arrays)
@@ -122,10 +121,7 @@ class Round:
             return stay
         slices = self._free.pack_near(group.job_id, gang.kind, lacking, lacking, group.slices)
         if slices is not None:
-            limits = self._limits.of((group.queue, group.owner))
-            if limits is not None:  # undo the reservation by `limits_of`
-                limits.reserve(group.job_id, gang.kind, -lacking)
-                limits.take(group.job_id, gang.kind, lacking)
+            self._allowances.unreserve(group, gang.kind)
             return self._grow(group, gang, slices)
         how = "continues without" if group.trains else "waits for"
         sentence = f"{how} {workers(lacking)} of {gang.bundle_spoken}"
@@ -163,15 +159,15 @@ class Round:
     def _find_slots(self, job: WaitingJob, gang: Gang, rank: order.Rank, position: int) -> Decision:
         """Start the job on free slots, have other jobs make room for it, or let it wait."""
         kind, least, most = gang.kind, gang.least, gang.request.num_workers
-        limits = self._limits.of((job.queue, job.owner))
-        may_ever = may_borrow(self._limits.lending, job, gang, rank)
-        headroom = self._headroom(job, gang, may_ever=may_ever)
+        lending = self._allowances.lending
+        may_ever = may_borrow(lending, job, gang, rank)
+        headroom = self._allowances.claim(job, gang, may_ever=may_ever)
         if headroom.workers < least:
             return Wait(job.job_id, headroom.reason(gang.needs), position, headroom.holders)
         most = min(most, headroom.workers)
         target = self._targets.get(job.job_id)
         offer = self._passable if job.yields else self._open
-        lent, lent_soon = self._lent(limits, gang, rank)
+        lent, lent_soon = self._allowances.lent(job, gang, rank)
         # `soon` includes slots that are free now.
         has_slots = offer.soon.has(kind, least)
         fits_soon = has_slots and lent_soon.workers >= least
@@ -190,21 +186,18 @@ class Round:
         slices, passes = self._free_slots(job, kind, least, most_now, offer, has_slots)
         if slices is not None:
             self._take(job, kind, slices, ends_before=passes)
-            if limits is not None:
-                limits.take(job.job_id, kind, count(slices))
             self._arrays.start(job.array)
             return Start(job.job_id, slices)
-        if limits is not None and self._emptied.lets_claim(gang):
-            limits.reserve(job.job_id, kind, most)
+        self._allowances.reserve(job, gang, most)
         if fits_soon or self.departures.ask_to_leave(job, gang, rank, offer):
-            _, lent_soon = self._lent(limits, gang, rank)
+            _, lent_soon = self._allowances.lent(job, gang, rank)
             promised = self._promise(job, gang, offer, min(most, lent_soon.workers), position)
             if promised is not None:
                 self._arrays.promise(job.array)
                 return promised
         if has_slots and lent_soon.workers < least:
-            if rank.is_overdue and self._limits.lending is not None:
-                self._limits.lending.claim(job.queue, kind, least)
+            if rank.is_overdue and lending is not None:
+                lending.claim(job.queue, kind, least)
             return Wait(job.job_id, lent_soon.reason(gang.needs), position)
         wait = Wait(job.job_id, PENDING, position)
         if self._to_come and (lacks := self._feasibility.why_not_now(gang)) is not None:
@@ -218,32 +211,6 @@ class Round:
         elif not self._backfill.is_blocked:
             wait.reserved = self._reserve(job, gang, rank)
         return wait
-
-    def _headroom(self, job: WaitingJob, gang: Gang, *, may_ever: bool = True) -> Headroom:
-        """Return how many workers the limits allow a waiting job, which counts towards the limits
-        if they allow too few. `may_ever` states whether it can ever start under other rules."""
-        limits = self._limits.of((job.queue, job.owner))
-        if limits is None:
-            return UNLIMITED
-        headroom = limits.headroom(job.job_id, gang.kind, gang.least)
-        if headroom.workers < gang.least and may_ever and self._emptied.lets_claim(gang):
-            limits.reserve(job.job_id, gang.kind, gang.least, headroom)
-        return headroom
-
-    def _lent(
-        self, limits: AccountLimits | None, gang: Gang, rank: order.Rank | None = None
-    ) -> tuple[Headroom, Headroom]:
-        """Return how many workers fit now, and once the asked jobs have left, without slots that
-        other queues keep for themselves or that are promised to other jobs. A waiting job within
-        its queue's quota borrows nothing."""
-        if limits is None or self._limits.lending is None:
-            return UNLIMITED, UNLIMITED
-        now, soon = limits.lent(gang.kind), limits.lent(gang.kind, soon=True)
-        now = min(now, soon, key=lambda each: each.workers)
-        if rank is not None and rank.tiers[-1] is Tier.QUOTA:
-            least = Headroom(gang.least)
-            now, soon = (max(each, least, key=lambda one: one.workers) for each in (now, soon))
-        return now, soon
 
     def _free_slots(
         self,
@@ -308,16 +275,13 @@ class Round:
         """If a job that is backing off will be retried soon, reserve slots for it as if it were
         waiting for slots."""
         kind, most = gang.kind, gang.request.num_workers
-        limits = self._limits.of((job.queue, job.owner))
-        if limits is not None:
-            most = min(most, limits.headroom(job.job_id, kind, gang.least).workers)
+        most = min(most, self._allowances.headroom(job, kind, gang.least).workers)
         is_full = self._arrays.why_full(job.array) is not None
         is_soon = (until - self._now).total_seconds() <= SOON_S
         if not is_soon or is_full or most < gang.least:
             self._backing_off.append((job, gang))
             return
-        if limits is not None and self._emptied.lets_claim(gang):
-            limits.reserve(job.job_id, kind, most)
+        self._allowances.reserve(job, gang, most)
         if not self._emptied.can_hold(gang):
             return
         offer = self._passable if job.yields else self._open
@@ -336,8 +300,8 @@ class Round:
         slices = offer.soon.pack_most(gang.kind, gang.least, most) if most >= gang.least else None
         if slices is None:
             return None
-        if self._limits.lending is not None:
-            self._limits.lending.leave(job.queue, gang.kind, slices, -1)
+        if self._allowances.lending is not None:
+            self._allowances.lending.leave(job.queue, gang.kind, slices, -1)
         self._stock.promise(job.job_id, gang.kind, slices)
         self._obstacles.block(job.job_id, gang.kind)
         leaving = self.departures.from_nodes(slices)
@@ -349,13 +313,11 @@ class Round:
         """Set aside slots for jobs that back off and could then start. Called after the queue has
         been served and before groups grow."""
         for job, gang in self._backing_off:
-            headroom = self._headroom(job, gang)
+            headroom = self._allowances.claim(job, gang)
             if headroom.workers < gang.least or self._arrays.why_full(job.array) is not None:
                 continue
             most = min(gang.request.num_workers, headroom.workers)
-            limits = self._limits.of((job.queue, job.owner))
-            if limits is not None and self._emptied.lets_claim(gang):
-                limits.reserve(job.job_id, gang.kind, most)
+            self._allowances.reserve(job, gang, most)
             if self._emptied.can_hold(gang):
                 self._set_aside(job.job_id, gang, most)
 
@@ -377,19 +339,15 @@ class Round:
                 why = "this is currently the job's best size, according to its known step times"
             message = f"trains on {workers(held)}; {why}"
             return Stay(group.job_id, Reason("others_gain_more", message))
-        limits = self._limits.of((group.queue, group.owner))
-        if limits is not None:
-            headroom = limits.headroom(group.job_id, kind, 1)
-            if not headroom.workers:
-                return Stay(group.job_id, headroom.reason(sentence), headroom.holders)
-            lent, _ = self._lent(limits, gang)
-            if not lent.workers:
-                return Stay(group.job_id, lent.reason(sentence))
-            most = min(most, headroom.workers, lent.workers)
+        headroom = self._allowances.headroom(group, kind, 1)
+        if not headroom.workers:
+            return Stay(group.job_id, headroom.reason(sentence), headroom.holders)
+        lent, _ = self._allowances.lent(group, gang)
+        if not lent.workers:
+            return Stay(group.job_id, lent.reason(sentence))
+        most = min(most, headroom.workers, lent.workers)
         slices = self._open.now.pack_near(group.job_id, kind, 1, most, group.slices)
         if slices is not None:
-            if limits is not None:
-                limits.take(group.job_id, kind, count(slices))
             return self._grow(group, gang, slices)
         return self._stay(sentence, group, gang, 1)
 
@@ -448,8 +406,7 @@ class Round:
     ) -> None:
         self._stock.take(job.job_id, kind, slices, ends_before=ends_before)
         self._obstacles.hold(job.job_id, slices)
-        if self._limits.lending is not None:
-            self._limits.lending.take(job.queue, kind, slices)
+        self._allowances.take(job, kind, slices)
 
     def _set_aside(self, job_id: str, gang: Gang, most: int, is_overdue: bool = True) -> None:
         self._obstacles.block(job_id, gang.kind)

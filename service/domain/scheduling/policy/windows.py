@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property
-from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ray_workers.shared.contracts import Slice
 from service.config.node_types import CELL
 from service.domain.scheduling.placement.slots import Fence, Node, Request, held_by_node, is_open
-from service.domain.scheduling.policy.cells import Cells, Claims, bits
+from service.domain.scheduling.policy.cells import ByTime, Cells, Claims, bits, union
 from service.domain.scheduling.policy.records import Growing, Snapshot, WaitingJob
 from service.domain.scheduling.rules.eviction import RunningJob
 from service.domain.scheduling.rules.obstacles import Reason
@@ -45,6 +42,9 @@ slots on this node. The group has 120 s to respond."""
 
 MAX_SHOWN = 2
 """Maximum number of reservations in a message."""
+
+
+Job = TypeVar("Job", WaitingJob, RunningJob, Growing)
 
 
 class Leaving(NamedTuple):
@@ -69,20 +69,19 @@ class Windows:
             key=lambda each: (each.begins_at, each.name),
         )
         self._named = {each.name: each for each in self._all}
-        soft = [each for each in self._all if each.at_begin == "preempt"]
-        hard = [each for each in self._all if each.at_begin != "preempt"]
-        self._soft_in_s, self._hard_in_s = _begins_in_s(soft, now), _begins_in_s(hard, now)
-        self._windows = [*soft, *hard]
+        self._windows = sorted(self._all, key=lambda each: each.at_begin != "preempt")
         """The reservations whose jobs are preempted, then the other reservations, each in the order
         in which they begin. An integer stands for a set of reservations: its bits have the same
         order."""
-        ending = [each for each in enumerate(self._windows) if each[1].at_end == "preempt"]
-        ending.sort(key=lambda each: each[1].ends_at)
-        self._ending_in_s = [seconds_left(each, now) for _, each in ending]
-        self._ending = [*accumulate((1 << at for at, _ in ending), operator.or_, initial=0)]
-        """For each N, the first N reservations that end with a preemption."""
+        numbered = list(enumerate(self._windows))
+        soft = [each for each in numbered if each[1].at_begin == "preempt"]
+        self._soft = ByTime((_begins_in_s(each, now), at) for at, each in soft)
+        self._hard = ByTime((_begins_in_s(each, now), at) for at, each in numbered[len(soft) :])
+        self._ends = ByTime((seconds_left(each, now), at) for at, each in numbered)
+        ending = (each for each in numbered if each[1].at_end == "preempt")
+        self._ending = ByTime((seconds_left(each, now), at) for at, each in ending)
         self._claims = Claims(self._windows)
-        self._fence_of: dict[tuple[int, str | None, int, int], Fence | None] = {}
+        self._fence_of: dict[tuple[int, str | None, tuple[int, int]], Fence | None] = {}
         self._fences: dict[tuple[int, str | None], Fence] = {}
         self._requests: dict[tuple[int, Fence], tuple[Request, Request]] = {}
         """Fenced requests, keyed by the `id()` of a request, which is kept alive."""
@@ -107,8 +106,7 @@ class Windows:
 
     @cached_property
     def _cells(self) -> Cells:
-        nodes_of = [self._nodes_of[each.name] for each in self._windows]
-        return Cells(self._ids, nodes_of, len(self._soft_in_s))
+        return Cells(self._ids, [self._nodes_of[each.name] for each in self._windows])
 
     def apply(self) -> Snapshot:
         """Return the snapshot in which the requests of waiting jobs, of groups that could grow, and
@@ -166,28 +164,27 @@ class Windows:
         why = why_not_yet(job, job.attempt > 0, self._named, self._now, least_s)
         if why is not None:
             return replace(job, not_yet=Reason(WAITING_FOR_RESERVATION, why))
-        fence = self._fence(job, stays_s, yields=job.yields)
-        return job if fence is None else replace(job, request=self._fenced(job.request, fence))
+        return self._fenced(job, self._fence(job, stays_s, yields=job.yields))
 
     def _sized(self, job: RunningJob) -> RunningJob:
         fence = self._fence(job, _stays_s(job), yields=job.yields)  # as if it waited
-        return job if fence is None else replace(job, request=self._fenced(job.request, fence))
+        return self._fenced(job, fence)
 
     def _growing(self, group: Growing, running: Mapping[str, RunningJob]) -> Growing:
         job, choice = running.get(group.job_id), self._snapshot.elastic.get(group.job_id)
         # The group can release the new slots, without stopping, before a reservation begins.
         yields = job is not None and job.yields and choice is not None and choice.in_place
         fence = None if job is None else self._fence(job, _stays_s(job), yields=yields)
-        return (
-            group if fence is None else replace(group, request=self._fenced(group.request, fence))
-        )
+        return self._fenced(group, fence)
 
-    def _fenced(self, request: Request, fence: Fence) -> Request:
-        """Return the request with the fence: the same instance for the same request."""
-        key = id(request), fence
+    def _fenced(self, job: Job, fence: Fence | None) -> Job:
+        """Return the job with the fence. Equal requests of several jobs stay the same instance."""
+        if fence is None:
+            return job
+        key = id(job.request), fence
         if key not in self._requests:
-            self._requests[key] = request, replace(request, fence=fence)
-        return self._requests[key][1]
+            self._requests[key] = job.request, replace(job.request, fence=fence)
+        return replace(job, request=self._requests[key][1])
 
     def _least_s(self, stays_s: float, *, yields: bool) -> float:
         """Return the seconds before the end of its reservation up to which a job can start, if it
@@ -199,54 +196,41 @@ class Windows:
         """Return the nodes that a job can't use if it could run for `stays_s`; None if it can use
         all nodes. `yields` is set if it can also be asked to leave before a reservation begins."""
         admitting = self._claims.admitting(job)
-        if admitting and self._ending_in_s:
-            n = bisect_right(self._ending_in_s, self._least_s(stays_s, yields=yields))
-            admitting &= ~self._ending[n]
+        if admitting:
+            admitting &= ~self._ending.until(self._least_s(stays_s, yields=yields))
         bound = None if job.reservation is None else self._named.get(job.reservation)
         own = None if bound is None or bound.flex else bound.name
-        soft_s, hard_s = self._needed_s(stays_s, yields=yields)
-        soft, hard = bisect_left(self._soft_in_s, soft_s), bisect_left(self._hard_in_s, hard_s)
-        key = admitting, own, soft, hard
+        key = admitting, own, self._begun(stays_s, yields=yields)
         if key not in self._fence_of:
-            self._fence_of[key] = self._new_fence(admitting, own, soft, hard)
+            self._fence_of[key] = self._new_fence(*key)
         return self._fence_of[key]
 
-    def _needed_s(self, stays_s: float, *, yields: bool) -> tuple[float, float]:
-        """Return the minimum number of seconds from the start of a job until reservations begin
-        whose jobs are preempted, and until other reservations begin."""
+    def _begun(self, stays_s: float, *, yields: bool, in_s: float = 0.0) -> tuple[int, int]:
+        """Return the reservations that begin before a job has surely left its nodes, if it starts
+        after `in_s` seconds: the reservations whose jobs are preempted, and the others."""
         lead_s = self._snapshot.leave_s
         hard_s = stays_s + lead_s
-        return min(hard_s, lead_s + self._snapshot.min_run_s) if yields else hard_s, hard_s
+        soft_s = min(hard_s, lead_s + self._snapshot.min_run_s) if yields else hard_s
+        return self._soft.before(in_s + soft_s), self._hard.before(in_s + hard_s)
 
     def closed_in(self, job: WaitingJob, in_s: float) -> frozenset[str]:
         """Return the nodes that the job can use now, but not if it started after `in_s` seconds."""
-        soft_s, hard_s = self._needed_s(_would_stay_s(job), yields=job.yields)
-        soft = bisect_left(self._soft_in_s, in_s + soft_s)
-        hard = bisect_left(self._hard_in_s, in_s + hard_s)
-        ends_in_s, ended = self._ends
-        not_for_it = ended[bisect_right(ends_in_s, in_s)] | self._claims.admitting(job)
-        cells = self._cells.of_first(soft, hard, not_for_it)
+        begun = self._begun(_would_stay_s(job), yields=job.yields, in_s=in_s)
+        not_for_it = self._ends.until(in_s) | self._claims.admitting(job)
+        cells = self._cells.reserved(begun, not_for_it)
         return self._cells.nodes_in(cells & ~(job.request.fence.closed if job.request.fence else 0))
 
-    @cached_property
-    def _ends(self) -> tuple[list[float], list[int]]:
-        """Return the seconds until each reservation ends, sorted, and for each N, the first N
-        reservations to end."""
-        ends = sorted((seconds_left(each, self._now), at) for at, each in enumerate(self._windows))
-        first = accumulate((1 << at for _, at in ends), operator.or_, initial=0)
-        return [left_s for left_s, _ in ends], [*first]
-
-    def _new_fence(self, admitting: int, own: str | None, soft: int, hard: int) -> Fence | None:
+    def _new_fence(self, admitting: int, own: str | None, begun: tuple[int, int]) -> Fence | None:
         """Return the fence of a job that can use the reservations in `admitting`, and that may
-        still run when the first `soft` and `hard` reservations begin."""
+        still run when the reservations in `begun` begin."""
         cells = self._cells
-        reserved, within = cells.of_first(soft, hard, admitting), cells.all
+        reserved, within = cells.reserved(begun, admitting), cells.all
         if own is not None:
             within = cells.of_window[self._windows.index(self._named[own])]
             reserved &= within
         if not reserved and own is None:
             return None
-        windows = cells.first(soft, hard) & ~admitting & cells.windows_in(within)
+        windows = union(begun) & ~admitting & cells.windows_in(within)
         key = windows, own
         if key not in self._fences:
             closed = reserved | (cells.all & ~within)
@@ -270,7 +254,7 @@ class Windows:
         found: dict[str, Leaving] = {}
         on_nodes: dict[str, list[RunningJob]] | None = None
         for each in self._all:
-            left_s = (each.begins_at - self._now) / timedelta(seconds=1) - self._snapshot.leave_s
+            left_s = _begins_in_s(each, self._now) - self._snapshot.leave_s
             if left_s > SHRINKING_S:
                 break
             if on_nodes is None:
@@ -326,9 +310,8 @@ def _stays_s(job: RunningJob) -> float:
     return math.inf if job.ends_within_s is None else job.ends_within_s
 
 
-def _begins_in_s(reservations: Sequence[Reservation], now: datetime) -> list[float]:
-    """Return the seconds until each reservation begins."""
-    return [(each.begins_at - now) / timedelta(seconds=1) for each in reservations]
+def _begins_in_s(reservation: Reservation, now: datetime) -> float:
+    return (reservation.begins_at - now) / timedelta(seconds=1)
 
 
 def _on_nodes(running: Iterable[RunningJob]) -> dict[str, list[RunningJob]]:

@@ -24,10 +24,11 @@ from typing import NamedTuple
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gangs, WorkerKind
+from service.domain.scheduling.placement.node_kinds import Amounts
 from service.domain.scheduling.placement.pools import Pool
 from service.domain.scheduling.placement.shared_gpus import Fractions
 from service.domain.scheduling.placement.slots import Holder, Request
-from service.domain.scheduling.placement.stock import Amounts, When
+from service.domain.scheduling.placement.stock import When
 from service.domain.scheduling.rules.lending import Lending
 from service.domain.scheduling.rules.order import Rank
 from service.domain.scheduling.rules.shares import FarAhead, Tier, UserStanding

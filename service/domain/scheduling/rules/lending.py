@@ -100,7 +100,7 @@ class Lending:
     def take(self, queue: str, kind: WorkerKind, slices: Sequence[Slice]) -> None:
         """Count slots that a job of the queue gets."""
         number = self._inside(slices)
-        self._count(self._now, queue, [(n, number * each) for n, each in kind.counted])
+        self._count(self._now, queue, kind, number)
         self.expect(queue, kind, number)
 
     def leave(self, queue: str, kind: WorkerKind, slices: Sequence[Slice], sign: int = 1) -> None:
@@ -110,14 +110,14 @@ class Lending:
 
     def expect(self, queue: str, kind: WorkerKind, num_workers: int) -> None:
         """Count workers that a job of the queue will have."""
-        self._count(self._soon, queue, [(n, num_workers * each) for n, each in kind.counted])
+        self._count(self._soon, queue, kind, num_workers)
 
     def claim(self, queue: str, kind: WorkerKind, num_workers: int) -> None:
         """Count workers for which an overdue job waits, so that later jobs don't borrow again and
         again what it needs. A job for which too little would be left even if no job held slots
         claims nothing."""
         if self.ever_allows(queue, kind, num_workers):
-            self._count(self._now, queue, [(n, num_workers * each) for n, each in kind.counted])
+            self._count(self._now, queue, kind, num_workers)
             self.expect(queue, kind, num_workers)
 
     def ever_allows(self, queue: str, kind: WorkerKind, num_workers: int) -> bool:
@@ -175,9 +175,9 @@ class Lending:
                 found = number, message
         return found
 
-    def _count(self, uses: _Held, queue: str, held: Iterable[tuple[str, float]]) -> None:
+    def _count(self, uses: _Held, queue: str, kind: WorkerKind, num_workers: int) -> None:
         self._found.clear()
-        uses.count(queue, held)
+        uses.count(queue, [(name, num_workers * each) for name, each in kind.counted])
 
 
 def _runs_elsewhere(kind: WorkerKind) -> bool:

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gang, WorkerKind
+from service.domain.scheduling.placement.node_kinds import NodeKinds
 from service.domain.scheduling.placement.pools import Pool
 from service.domain.scheduling.placement.slots import Fence, Holder, Node, fits
-from service.domain.scheduling.placement.stock import Stock
 from service.domain.scheduling.placement.topology import largest, name_of
 from service.domain.scheduling.rules.reservations import RESERVED
 
@@ -90,7 +90,7 @@ class Obstacles:
 
     def __init__(
         self,
-        stock: Stock,
+        kinds: NodeKinds,
         holders: Sequence[Holder],
         free: Pool,
         nodes: Sequence[Node],
@@ -100,7 +100,7 @@ class Obstacles:
         given cells."""
         self._reserved_by = reserved_by
         self._nodes = nodes
-        self._stock = stock
+        self._kinds = kinds
         stuck = (node.id for node in nodes if any(node.quarantined.values()))
         self._stuck = self._kinds_of(stuck)
         """The kinds of nodes on which processes are stuck, as bits."""
@@ -121,16 +121,16 @@ class Obstacles:
 
     def hold(self, job_id: str, slices: tuple[Slice, ...]) -> None:
         there = [
-            (self._stock.bit_of(part.node_id), part.num_workers)
+            (self._kinds.bit_of(part.node_id), part.num_workers)
             for part in slices
-            if part.node_id in self._stock.kind_of
+            if part.node_id in self._kinds.of_node
         ]
         kinds = functools.reduce(operator.or_, (bit for bit, _ in there), 0)
         self._holders.append(_Holding(job_id, there, kinds, sum(number for _, number in there)))
         self._names.add(job_id)
 
     def _kinds_of(self, nodes: Iterable[str]) -> int:
-        return functools.reduce(operator.or_, map(self._stock.bit_of, nodes), 0)
+        return functools.reduce(operator.or_, map(self._kinds.bit_of, nodes), 0)
 
     def block(self, job_id: str, kind: WorkerKind) -> None:
         """Record that the job has reserved slots."""
@@ -208,7 +208,7 @@ class Obstacles:
             message = f"{sentence}; none of the accepted nodes could run a worker"
         elif reach.node_kinds & self._stuck:
             message += ", and processes that could not be killed use some of the other slots"
-        elif self._stock.whole(kind) > own:
+        elif self._kinds.whole(kind) > own:
             message += ", and other programs use the rest of the cluster"
         else:
             message += ", and the job already holds all suitable slots of the cluster"
@@ -221,12 +221,12 @@ class Obstacles:
         if fence is None:
             return None
         more, cells = self._free.reserved(kind)
-        whole, there = self._stock.whole(kind), f"{sentence}; {free} {_is(free)} free"
+        whole, there = self._kinds.whole(kind), f"{sentence}; {free} {_is(free)} free"
         if fence.own is None:
             would_fit = self._free.capacity(kind.anywhere) >= least
         else:
             would_fit = free + more >= least
-            total = whole + self._stock.whole_by_cell(kind.anywhere).within(fence.reserved)
+            total = whole + self._kinds.whole_by_cell(kind.anywhere).within(fence.reserved)
             if total < least:
                 why = f"the reservation's nodes have room for {total}"
                 return Reason("waiting_for_slots", f"{sentence}; {why}")
@@ -286,7 +286,7 @@ class Obstacles:
     def _suitable(self, kind: WorkerKind) -> int:
         """Return the kinds of nodes on which a worker could run if they were empty, as bits."""
         if kind.heterogeneous is None:
-            return self._stock.suitable(kind)
+            return self._kinds.suitable(kind)
         bundles = [bundle for _, bundle in kind.heterogeneous.runs]
         could = (n for n in self._nodes if any(fits(bundle, n.total) for bundle in bundles))
         return self._kinds_of(node.id for node in could)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.outlook import forecast
+from service.domain.scheduling.outlook.active_jobs import LEAVING_S
 from service.domain.scheduling.outlook.job_classes import JobClasses
 from service.domain.scheduling.outlook.simulation import (
     HORIZON_S,
-    LEAVING_S,
     RESOLUTION,
     Expected,
     Simulation,

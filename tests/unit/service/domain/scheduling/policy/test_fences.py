@@ -134,8 +134,8 @@ def test_the_capacity_is_what_fits_outside_of_the_fence(seed: int) -> None:
     for kind in kinds:
         closed = frozenset[str]() if kind.fence is None else kind.fence.nodes
         sizes = [fits(kind.bundle, node.total) for node in seen.nodes if node.id not in closed]
-        assert stock.whole(kind) == sum(sizes)
-        assert stock.largest(kind) == max(sizes, default=0)
+        assert stock.kinds.whole(kind) == sum(sizes)
+        assert stock.kinds.largest(kind) == max(sizes, default=0)
     for _ in range(60):
         kind, node = chance.choice(kinds), chance.choice(seen.nodes)
         slices = (Slice(node.id, chance.randint(1, 3)),)

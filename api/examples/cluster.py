@@ -1,0 +1,111 @@
+"""Examples of responses about the cluster, plans for its hardware, and the health of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from api.examples.parts import JOB_ID, STEPPED
+
+NODE: Mapping[str, Any] = {
+    "node_id": "3f6c1e0a",
+    "hostname": "gpu-7",
+    "alive": True,
+    "resources": {"CPU": 16.0, "GPU": 4.0},
+    "held": {"CPU": 2.0, "GPU": 2.0},
+    "accepted": True,
+    "reason": None,
+    "reservations": [
+        {
+            "name": "course",
+            "begins_at": "2026-11-22T08:00:00Z",
+            "ends_at": "2026-11-22T12:00:00Z",
+            "maintenance": False,
+            "users": ["ann"],
+            "queues": ["night"],
+            "projects": [],
+        }
+    ],
+    "jobs": [JOB_ID],
+}
+
+SYNC_PLAN: Mapping[str, Any] = {
+    "chosen": "all-reduce",
+    "options": [
+        {
+            "name": "all-reduce",
+            "sync": {"kind": "all_reduce"},
+            "sent_bytes": 233_896,
+            "step_time_s": 0.062,
+            "staleness_steps": 0,
+            "why": (
+                "takes 62 ms per step, and no other option that the document allows is known to "
+                "be 1.5 times as fast"
+            ),
+        }
+    ],
+    "facts": ["all workers (2) run on 1 node"],
+}
+
+
+VIEWS: Mapping[str, Mapping[str, Any]] = {
+    "Cluster": {
+        "connected": True,
+        "reason": None,
+        "ray_address": "10.0.0.7:6379",
+        "ray_dashboard": "http://10.0.0.7:8265",
+        "nodes": [NODE],
+        "storage": {
+            "used_bytes": 7_340_032,
+            "quota_bytes": 1_073_741_824,
+            "free_bytes": None,
+            "min_free_bytes": None,
+            "problem": None,
+        },
+        "autoscaling": {"max_nodes": 8, "num_nodes": 2, "asked_at": STEPPED},
+        "updated_at": STEPPED,
+    },
+    "Plan": {
+        "chosen": "shard 2",
+        "meshes": [
+            {
+                "name": "shard 2",
+                "parallel": {"shard": 2},
+                "micro_batch_size": 128,
+                "num_micro_batches": 1,
+                "memory": {
+                    "parameters_bytes": 116_948,
+                    "gradients_bytes": 116_948,
+                    "optimizer_bytes": 233_896,
+                    "activations_bytes": 10_182_280,
+                    "total_bytes": 10_650_072,
+                },
+                "missing_bytes": 0,
+                "step_time_s": 0.062,
+                "compute_s": 0.061,
+                "send_s": 0.001,
+                "idle_s": 0.0,
+                "why": "fits and takes 62 ms per step",
+            }
+        ],
+        "memory_bytes_per_rank": 67_108_864,
+        "memory_source": "given in the request",
+        "change": None,
+        "calibration": {
+            "flops_per_s": 2e10,
+            "bandwidth_bytes_per_s": 1e9,
+            "latency_s": 1e-4,
+            "source": "default for a CPU core, not measured on this cluster",
+        },
+        "assumed": [],
+        "sync": SYNC_PLAN,
+    },
+    "Liveness": {"status": "ok"},
+    "Readiness": {"status": "ok", "checks": {"database": "ok", "cluster": "ok", "loops": "ok"}},
+}
+"""Response bodies, keyed by schema name."""
+
+PROMETHEUS = (
+    "# HELP dray_jobs Jobs by state.\n# TYPE dray_jobs gauge\n"
+    'dray_jobs{state="QUEUED"} 3.0\ndray_jobs{state="RUNNING"} 1.0\n'
+)

@@ -1,0 +1,115 @@
+"""Examples of responses about metrics, logs, experiments and comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from api.examples.parts import COST, JOB, JOB_ID, OTHER_ID, STEPPED
+
+EXPERIMENT: Mapping[str, Any] = {
+    "name": "digits",
+    "num_jobs": 2,
+    "newest_job": JOB_ID,
+    "baseline": OTHER_ID,
+}
+
+
+def compared(job_id: str) -> Mapping[str, Any]:
+    return {
+        **{name: JOB[name] for name in ("name", "owner", "world_size", "created_at", "goodput")},
+        "id": job_id,
+        "state": "SUCCEEDED",
+        "experiment": "digits",
+        "tags": ["good"] if job_id == JOB_ID else [],
+        "waited_s": 1.0,
+        "ran_s": 24.0,
+        "cost": COST,
+    }
+
+
+def final(last: float) -> Mapping[str, Any]:
+    return {"last": last, "last_step": 60, "min": 0.35, "min_step": 6, "max": last, "max_step": 60}
+
+
+def kept_in_step(topology: str, sent_bytes: float, staleness: float) -> Mapping[str, Any]:
+    return {
+        "topology": topology,
+        "steps": 60,
+        "samples_per_s": 5_120.0,
+        "sent_bytes": sent_bytes,
+        "staleness_mean": staleness,
+        "staleness_max": 4 * staleness,
+        "consensus_distance": 0.1 * staleness,
+        "loss": 0.35,
+    }
+
+
+COMPARISON: Mapping[str, Any] = {
+    "jobs": [compared(OTHER_ID), compared(JOB_ID)],
+    "baseline": OTHER_ID,
+    "differences": [{"pointer": "/train/optimizer/lr", "values": [0.01, 0.001]}],
+    "sync": [
+        kept_in_step("all-reduce", 233_896.0, 0.0),
+        kept_in_step("gossip, ad_psgd, ring", 116_948.0, 0.5),
+    ],
+    "metrics": [
+        {"key": "val/accuracy", "values": [final(0.91), final(0.93)], "changes": [0.0, 0.02]}
+    ],
+}
+
+
+VIEWS: Mapping[str, Mapping[str, Any]] = {
+    "Metrics": {
+        "series": {"train/loss": {"steps": [1, 2, 3], "values": [2.31, 1.87, "NaN"]}},
+        "next_step": 3,
+    },
+    "SystemMetrics": {
+        "series": {"system/cpu": {"times": [1769853600, 1769853610], "values": [1.02, 0.98]}},
+        "next_time": 1769853610,
+    },
+    "SystemSample": {
+        "time": 1769853610,
+        "ranks": [
+            {
+                "rank": 0,
+                "values": {
+                    "system/cpu": 0.98,
+                    "system/memory_rss": 734110000.0,
+                    "system/node/cpu": 2.11,
+                },
+            },
+            {"rank": 1, "values": {"system/cpu": 0.97, "system/memory_rss": 728330000.0}},
+        ],
+    },
+    "LogPage": {
+        "items": [{"attempt": 1, "rank": 0, "time": STEPPED, "text": "epoch 1: loss 1.87"}],
+        "next_cursor": "b7Qp2c1feJyrVkpUsjLUUUpSsjKoBQAVYQMb",
+        "complete": False,
+    },
+    "Comparison": COMPARISON,
+    "ExperimentPage": {"items": [EXPERIMENT], "next_cursor": None},
+    "ExperimentSummary": {
+        **EXPERIMENT,
+        "states": {"RUNNING": 1, "SUCCEEDED": 1},
+        "num_summarised": 2,
+        "metrics": [
+            {
+                "key": "val/accuracy",
+                "num_jobs": 2,
+                "least": 0.91,
+                "least_job": OTHER_ID,
+                "greatest": 0.93,
+                "greatest_job": JOB_ID,
+            }
+        ],
+    },
+    "Annotations": {
+        "tags": ["good"],
+        "notes": "Best so far.",
+        "revision": 3,
+        "updated_at": STEPPED,
+        "updated_by": "ann",
+    },
+}
+"""Response bodies, keyed by schema name."""
