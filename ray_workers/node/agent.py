@@ -231,7 +231,7 @@ class NodeAgent:
         left = await self._end_left(job_id, attempt)
         if not left:
             return False
-        held = [s for s in await self._slots() if (s.job_id, s.attempt) == (job_id, attempt)]
+        held = await self._slots_of(job_id, attempt)
         resources = Counter[str]()
         for each in held:
             resources.update(each.resources)
@@ -248,10 +248,9 @@ class NodeAgent:
         print(f"slots in quarantine: {entry}", flush=True)  # noqa: T201
         return True
 
-    async def _slots(self) -> list[placement_groups.HeldSlots]:
-        return [
-            each for each in await placement_groups.held_slots() if self._node_id in each.node_ids
-        ]
+    async def _slots_of(self, job_id: str, attempt: int) -> list[placement_groups.HeldSlots]:
+        found = await placement_groups.slots_of(job_id, attempt)
+        return [each for each in found if self._node_id in each.node_ids]
 
     async def _tend_quarantine(self) -> None:
         """Release slots in quarantine once nothing of their attempt remains."""
@@ -269,10 +268,9 @@ class NodeAgent:
             if left.sentence() != entry.reason:
                 self._book.put(replace(entry, reason=left.sentence()))
             return
-        key = (entry.job_id, entry.attempt)
-        held = [each.group for each in await self._slots() if (each.job_id, each.attempt) == key]
-        await placement_groups.release_slots(held)
-        self._book.remove(*key)
+        held = await self._slots_of(entry.job_id, entry.attempt)
+        await placement_groups.release_slots([each.group for each in held])
+        self._book.remove(entry.job_id, entry.attempt)
         print(f"released slots that are now clean: {entry}", flush=True)  # noqa: T201
 
     async def read(

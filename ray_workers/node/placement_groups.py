@@ -71,6 +71,12 @@ async def held_slots() -> list[HeldSlots]:
     return found
 
 
+async def slots_of(job_id: str, attempt: int) -> list[HeldSlots]:
+    """Return the placement groups of one attempt that Ray still has."""
+    key = (job_id, attempt)
+    return [each for each in await held_slots() if (each.job_id, each.attempt) == key]
+
+
 async def release(
     job_id: str, attempt: int, node_ids: Iterable[str], slots: Sequence[PlacementGroup]
 ) -> frozenset[str]:

@@ -16,12 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ray_workers.shared.contracts import (
-    AttemptSpec,
-    Cause,
-    Outcome,
-    SilentProcess,
-)
+from ray_workers.shared.contracts import AttemptSpec, Cause, Outcome, SilentProcess
 from ray_workers.shared.frames import LossKind
 from ray_workers.shared.heartbeat import RankObservation, TimeCategory
 from ray_workers.shared.processes.machine_speed import MachineSpeed

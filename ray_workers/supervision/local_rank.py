@@ -8,7 +8,8 @@ ranks from delaying the supervisor.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import traceback
+from collections.abc import Coroutine, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,8 +71,15 @@ def kill(actor: Any) -> None:
         ray.kill(actor)
 
 
-async def end(actor: Any) -> None:
-    """Like `kill`, but also kill an actor that is suspended."""
+async def end_all(actors: Iterable[Any]) -> None:
+    """Like `kill`, but also kill actors that are suspended. Errors are only logged: a node might be
+    gone."""
+    for error in await asyncio.gather(*map(_end, actors), return_exceptions=True):
+        if isinstance(error, Exception):
+            traceback.print_exception(error)
+
+
+async def _end(actor: Any) -> None:
     if isinstance(actor, LocalRank):
         actor.close()
     else:

@@ -28,6 +28,9 @@ from ray_workers.supervision.attempt_run import AttemptRun
 
 IDLE_S = 2.0
 """Seconds after which an idle supervisor exits."""
+RESERVED_S = 30.0
+"""Seconds after which a reserved supervisor exits. Between `reserve` and `begin`, the driver calls
+Ray's GCS, which can take longer than `IDLE_S`, for example while the GCS is suspended briefly."""
 MAX_ATTEMPTS = 100
 """Number of attempts after which a shared supervisor is replaced, so that a leak in it stays
 small."""
@@ -86,10 +89,10 @@ class Supervisor:
         self._key = (spec.job_id, spec.attempt)
         self._run = AttemptRun(spec)
 
-    def _exit_after_idle_time(self) -> None:
+    def _exit_after(self, wait_s: float) -> None:
         if self._exit is not None:
             self._exit.cancel()
-        self._exit = asyncio.get_running_loop().call_later(IDLE_S, self._leave)
+        self._exit = asyncio.get_running_loop().call_later(wait_s, self._leave)
 
     def _leave(self) -> None:
         self._has_left = True
@@ -100,9 +103,9 @@ class Supervisor:
         return self._run is None and not self._has_left
 
     async def reserve(self) -> bool:
-        """Whether the supervisor is idle. If it is, it waits `IDLE_S` for `begin`."""
+        """Whether the supervisor is idle. If it is, it waits `RESERVED_S` for `begin`."""
         if self._is_idle:
-            self._exit_after_idle_time()
+            self._exit_after(RESERVED_S)
         return self._is_idle
 
     async def begin(self, spec: AttemptSpec) -> None:
@@ -135,8 +138,10 @@ class Supervisor:
         if run is None or self._key != key:
             return None
         self._run = None
-        self._exit_after_idle_time()
-        await run.drop()
+        try:
+            await run.drop()
+        finally:
+            self._exit_after(IDLE_S)
         is_kept = run.was_routine and self._num_attempts < MAX_ATTEMPTS
         node_id = ray.get_runtime_context().get_node_id()
         idle_as = self._shared_name if is_kept else None

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import traceback
 from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
@@ -37,7 +36,7 @@ from ray_workers.shared.heartbeat import RankAssignment, prefix_of
 from ray_workers.shared.names import rank_name
 from ray_workers.shared.peers import store_proxy
 from ray_workers.shared.processes.machine_speed import MachineSpeed
-from ray_workers.supervision.local_rank import LocalRank, end, is_local, kill
+from ray_workers.supervision.local_rank import LocalRank, end_all, is_local, kill
 from ray_workers.supervision.rank_actor import Rank, RankActor
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.timings import Timings
@@ -187,7 +186,7 @@ class WorkerGroup:
         name = rank_name(spec.job_id, spec.attempt, kind, index, incarnation)
         if is_local(spec, self._own_node_id):
             return LocalRank(Rank(name, spec.job_name, self._timings))
-        resources = {k: v for k, v in slots.bundle.items() if k not in _NAMED_RESOURCES}
+        resources = {k: v for k, v in slots.bundle.items() if k not in ("CPU", "GPU", "memory")}
         return RankActor.options(  # type: ignore[attr-defined]
             name=name,
             num_cpus=slots.bundle.get("CPU", 0),
@@ -278,7 +277,7 @@ class WorkerGroup:
 
         async def replace_one(member: Member) -> None:
             if member.is_running and member.exit is not None:
-                await _end_actors([member])
+                await end_all([member.actor])
                 await member.exit
             # An earlier process might have created files named after `round_number` without ever
             # joining that round.
@@ -334,7 +333,7 @@ class WorkerGroup:
         for each in slots:
             each.is_going = True
         self._going += going
-        await _end_actors(going)
+        await end_all([member.actor for member in going])
         await self.release_rest()
 
     async def release_rest(self) -> bool:
@@ -400,7 +399,7 @@ class WorkerGroup:
         if running:
             limit_s = grace_s + self._timings.kill_limit_s
             await asyncio.wait({m.exit for m in running if m.exit}, timeout=limit_s)
-            await _end_actors([member for member in running if member.is_running])
+            await end_all([member.actor for member in running if member.is_running])
 
     async def store_answers(self) -> None:
         """Wait for the rendezvous store to respond. Raises OSError if the store is not
@@ -447,14 +446,3 @@ class WorkerGroup:
     async def has_lost_a_node(self) -> bool:
         alive = await asyncio.to_thread(placement_groups.alive_nodes)
         return not self._node_ids <= alive
-
-
-async def _end_actors(members: Sequence[Member]) -> None:
-    """Kill rank actors, including suspended ones. Errors are only logged: a node might be gone."""
-    ends = [end(member.actor) for member in members]
-    for error in await asyncio.gather(*ends, return_exceptions=True):
-        if isinstance(error, Exception):
-            traceback.print_exception(error)
-
-
-_NAMED_RESOURCES = ("CPU", "GPU", "memory")

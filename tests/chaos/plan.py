@@ -30,6 +30,8 @@ PREPARED = frozenset({"two optimizers"})
 """A script with two gradient exchanges per batch, whose ranks are replaced in place."""
 ANY = RECIPES | PREPARED | {"script"}
 GROUPS = RECIPES - {"one rank", OUTSIDE}
+LOCAL = frozenset({"one rank", "script", "long script", OUTSIDE})
+"""Jobs whose only rank has no actor on the embedded Ray, where the supervisor does its work."""
 
 ON_BOTH: Mapping[Blow, frozenset[str]] = {
     ("rank 0 killed",): RECIPES | PREPARED,
@@ -75,11 +77,12 @@ ON_BOTH: Mapping[Blow, frozenset[str]] = {
 }
 """Blows on either ground, and the jobs that each may hit."""
 ON_EMBEDDED: Mapping[Blow, frozenset[str]] = {
+    ("rank actor killed",): ANY - LOCAL,
     ("machine shut down",): RECIPES,
     ("cluster killed",): ANY,
     ("cluster killed", "service killed"): ANY,
     ("worker parent killed", "supervisor killed"): ANY,
-    ("worker parent killed", "rank actor killed"): ANY,
+    ("worker parent killed", "rank actor killed"): ANY - LOCAL,
     ("worker parent stopped", "supervisor killed"): LONG,
 }
 ON_CLUSTER: Mapping[Blow, frozenset[str]] = {
@@ -112,7 +115,11 @@ STOPPABLE_ON_BOTH: Mapping[str, frozenset[str]] = {
     "service": LONG,
 }
 STOPPABLE: Mapping[str, Mapping[str, frozenset[str]]] = {
-    EMBEDDED: {**STOPPABLE_ON_BOTH, "worker parent": LONG, "raylet": LONG, "GCS": LONG},
+    EMBEDDED: {
+        **STOPPABLE_ON_BOTH,
+        "rank actor": LONG - LOCAL,
+        **dict.fromkeys(("worker parent", "raylet", "GCS"), LONG),
+    },
     CLUSTER: {**STOPPABLE_ON_BOTH, "silo": frozenset(SILOS), "aggregator": frozenset(SILOS)},
 }
 """Processes that may be stopped (SIGSTOP) on each ground, and for which jobs. Ray's own processes
@@ -128,7 +135,7 @@ LAST: Mapping[Blow, frozenset[str]] = {
     ("supervisor stopped", "cancelled meanwhile"): LONG,
     ("node agent stopped", "cancelled meanwhile"): LONG,
     ("gateway stopped", "cancelled meanwhile"): LONG,
-    ("rank actor stopped", "cancelled meanwhile"): LONG,
+    ("rank actor stopped", "cancelled meanwhile"): LONG - LOCAL,
 }
 """Blows that leave no target and therefore come last in their turn."""
 

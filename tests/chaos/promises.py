@@ -32,6 +32,7 @@ from tests.integration.harness import (
     all_metrics,
     fork_sockets,
     spools,
+    supervisors_of,
     training_pids,
 )
 
@@ -140,6 +141,7 @@ def of_what_is_left(ground: Ground, job: Job, let_go_at: float) -> Iterator[str]
     looks: dict[str, Callable[[], object]] = {
         "processes": lambda: training_pids(job.id),
         "actors": lambda: [actor["name"] for actor in ground.service.actors(job.id)],
+        "supervisors": lambda: supervisors_of(job.id),
         "placement groups": lambda: ground.placement_groups(job.id),
         "spools": lambda: spools(job.id),
     }

@@ -70,6 +70,22 @@ def test_a_blow_strikes_only_whom_it_fits_and_in_order(ground: str, tmp_path: Pa
         assert not any(strike.blow in plan.LAST for strike in turn.strikes[:-1])
 
 
+def test_rank_actors_are_struck_only_where_the_ranks_have_actors(tmp_path: Path) -> None:
+    """A blow that never finds its target would be skipped."""
+    known = kinds(tmp_path)
+    struck = 0
+    for only in ("", "rank actor"):
+        for turn in islice(plan.turns(7, plan.EMBEDDED, only), 100):
+            kind = known[turn.victim]
+            has_actors = kind.num_ranks > 1 or "elastic" in kind.spec
+            blows = [
+                strike.blow for strike in turn.strikes if "rank actor" in " ".join(strike.blow)
+            ]
+            assert has_actors or not blows, (turn.victim, blows)
+            struck += len(blows)
+    assert struck
+
+
 def test_copies_whose_mean_is_not_the_model_are_a_breach() -> None:
     copies = [
         {"model": {"w": torch.full((2,), value)}, "push_weight": weight}

@@ -3,6 +3,7 @@ next, and an idle supervisor that dies or stops costs no attempt."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -15,9 +16,11 @@ import pytest
 
 from ray_workers.shared.commands import Stop
 from ray_workers.shared.contracts import Cause, Phase, PollReply
+from ray_workers.supervision.supervisor import IDLE_S
 from service.cluster.port import AttemptRef, ClusterUnavailable
 from service.cluster.ray.gateway import GatewayCluster
 from tests.contract.grounds import Ground, eventually, frames_of, lines_of
+from tests.integration.harness import children_of, command_line, supervisors_of
 
 pytestmark = [
     pytest.mark.ray,
@@ -133,6 +136,23 @@ async def test_a_reused_supervisor_that_dies_or_stops_is_lost_like_any_other(
     assert await eventually(ground.all_free, "the slots of the lost attempt are held")
 
 
+async def test_a_gcs_that_is_suspended_briefly_costs_no_attempt(ground: Ground) -> None:
+    spec = await ground.spec("steps", array_index=0)
+    ref = await ground.ref(spec)
+    pid = await idle(ground)
+    daemon = json.loads((ground._home / "ray" / "daemon.json").read_text())
+    (gcs,) = (one for one in children_of(daemon["pid"]) if "gcs_server" in command_line(one))
+    os.kill(gcs, signal.SIGSTOP)
+    try:
+        launching = asyncio.ensure_future(ground.cluster.launch(spec))
+        await asyncio.sleep(2 * IDLE_S)  # the reserved supervisor waits longer than an idle one
+    finally:
+        os.kill(gcs, signal.SIGCONT)
+    await launching
+    assert await outcome(ground, ref) is Cause.SUCCEEDED
+    assert pid in supervisors(ground), "it was not reused"
+
+
 async def test_another_gateway_finds_the_attempt_of_a_reused_supervisor(ground: Ground) -> None:
     pid = await idle(ground)
     ref = await ground.launch("waits", array_index=0)
@@ -151,8 +171,10 @@ async def test_another_gateway_finds_the_attempt_of_a_reused_supervisor(ground: 
     found = await ground.cluster.attempts()
     assert [(one.job_id, one.attempt) for one in found] == [(ref.job_id, ref.attempt)]
     assert pid in supervisors(ground)
+    assert supervisors_of(ref.job_id) == [pid]
     await ground.cluster.send(ref, Stop())
     assert await outcome(ground, ref) is Cause.STOPPED
+    assert supervisors_of(ref.job_id) == []
     assert await eventually(
         lambda: is_over(ground, pid), "a stopped attempt was followed by others"
     )

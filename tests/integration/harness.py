@@ -231,9 +231,14 @@ class Service:
         }
 
     def actor_pid(self, job_id: str, role: str) -> int:
-        """Return the pid of the live actor whose name contains `supervisor`, `worker:0` or so."""
+        """Return the pid of the live actor whose name contains `supervisor`, `worker:0` or so.
+        Raises IndexError if there is none, as for a single rank of which the supervisor does the
+        work."""
         actors = [a for a in self.actors(job_id) if f":{role}" in a["name"] and a["pid"]]
-        return int(actors[-1]["pid"])
+        pids = [int(actor["pid"]) for actor in actors]
+        if not pids and role == "supervisor":  # a shared one has another name
+            pids = supervisors_of(job_id)
+        return pids[-1]
 
 
 def command_line(pid: int) -> str:
@@ -296,6 +301,19 @@ def training_pids(job_id: str) -> dict[int, int]:
         except Exception:
             continue  # a forkserver that is ending, gone or stopped
         found |= {task["rank"]: task["pid"] for task in tasks if task["job_id"] == job_id}
+    return found
+
+
+def supervisors_of(job_id: str) -> list[int]:
+    """Return the pids of the supervisors on this machine that write reports of the job, including
+    shared supervisors."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        if command_line(int(entry.name)).startswith("ray::Supervisor"):
+            with contextlib.suppress(OSError):  # it has ended in the meantime
+                files = [str(each.readlink()) for each in (entry / "fd").iterdir()]
+                if any(f"/spool/{job_id}/" in path for path in files):
+                    found.append(int(entry.name))
     return found
 
 
@@ -371,8 +389,8 @@ def assert_nothing_left(service: Service, job_id: str, *, within_s: float = 60.0
 
 
 def left_of(service: Service, job_id: str) -> list[Any]:
-    """What exists of a job: pids of its processes, its actors, and its spools."""
-    pids = list(training_pids(job_id).values())
+    """What exists of a job: pids of its processes and supervisors, its actors, and its spools."""
+    pids = [*training_pids(job_id).values(), *supervisors_of(job_id)]
     return pids or service.actors(job_id) or spools(job_id)
 
 

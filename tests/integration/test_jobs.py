@@ -218,9 +218,11 @@ def test_the_slots_of_a_script_are_of_use_while_it_reports_steps(
     assert job.goodput.useful_share is not None
     used = job.goodput.slot_seconds
     # On both ranks, of which only one reports: 5 of the steps were made twice. The first step of
-    # an attempt is a part of its start.
+    # an attempt is a part of its start. The other rank's time since the first report is divided
+    # like the time of the rank that reports. That time has no lower bound, because the ranks can
+    # start at different times, but without it, time would be unreported.
     assert used.useful > 2 * 28 * STEP_S
-    assert used.recomputed >= 2 * 4 * STEP_S
+    assert used.recomputed >= 4 * STEP_S
     assert used.recomputed < used.useful
     assert used.checkpointing > 0
     assert used.starting > 0

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, RayError
 
 from ray_workers.node import compat_ray
 from ray_workers.node.ray_calls import end_actor, result_within
@@ -73,7 +73,12 @@ class Supervisors:
         idle = await self._reserve(series, drained)
         shared = self._shared_name(series) if idle is None else idle.name
         name = shared or supervisor_name(*key)
-        await asyncio.to_thread(launch_once.claim_launch, self._deployment_id, *key, name)
+        try:
+            await asyncio.to_thread(launch_once.claim_launch, self._deployment_id, *key, name)
+        except BaseException:
+            if idle is not None:  # else it would wait for an attempt, or stay suspended
+                self._do(_end(idle.actor))
+            raise
         return _create(spec, shared) if idle is None else _begin(spec, idle.actor)
 
     def find(self, job_id: str, attempt: int) -> Any:
@@ -121,19 +126,20 @@ class Supervisors:
         return None
 
     async def _see_out(self, idle: _Idle) -> None:
-        """Check that an idle supervisor has exited if no attempt was given to it."""
+        """Check that an idle supervisor has exited if no attempt was given to it, or end it."""
         await asyncio.sleep(IDLE_S + RESERVE_LIMIT_S)
         if idle in self._idle:
             self._idle.remove(idle)
-            await self._answers(idle)
+            if await self._answers(idle):
+                self._do(_end(idle.actor))
 
     async def _answers(self, idle: _Idle) -> bool:
         """Reserve a supervisor, and return whether it is idle. A supervisor that does not respond
         might be suspended, in which case it would not exit, so it is ended."""
         try:
             return bool(await result_within(RESERVE_LIMIT_S, idle.actor.reserve.remote()))
-        except TimeoutError:
-            logger.warning("ending %s: no response for %g s", idle.name, RESERVE_LIMIT_S)
+        except (TimeoutError, ActorUnavailableError):
+            logger.warning("ending %s, which does not respond", idle.name)
             self._do(_end(idle.actor))
         except RayError:
             pass  # it has exited

@@ -82,5 +82,5 @@ class UnownedSlots:
 
 
 async def _release(key: Key, node_ids: Collection[str]) -> frozenset[str]:
-    slots = [e.group for e in await placement_groups.held_slots() if (e.job_id, e.attempt) == key]
+    slots = [each.group for each in await placement_groups.slots_of(*key)]
     return await placement_groups.release(*key, node_ids, slots)

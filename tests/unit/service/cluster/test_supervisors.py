@@ -138,3 +138,21 @@ async def test_a_suspended_supervisor_that_nobody_needs_is_ended(
         while not pool.ended:
             await asyncio.sleep(0.01)
     assert pool.ended == [suspended]
+
+
+async def test_a_supervisor_whose_attempt_is_not_launched_is_ended(
+    monkeypatch: pytest.MonkeyPatch, pool: Pool
+) -> None:
+    def claim(*_: object) -> None:
+        raise launch_once.LaunchedBefore
+
+    reserved = Actor(True)
+    await pool.with_idle(reserved)
+    monkeypatch.setattr(launch_once, "claim_launch", claim)
+    with pytest.raises(launch_once.LaunchedBefore):
+        await pool.launch()
+    async with asyncio.timeout(30):
+        while not pool.ended:
+            await asyncio.sleep(0)
+    assert pool.ended == [reserved]
+    assert not reserved.begun

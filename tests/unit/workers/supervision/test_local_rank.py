@@ -9,7 +9,7 @@ import pytest
 from ray.exceptions import RayActorError
 
 from ray_workers.shared.contracts import AttemptSpec, Slice
-from ray_workers.supervision.local_rank import LocalRank, end, is_local, kill
+from ray_workers.supervision.local_rank import LocalRank, end_all, is_local, kill
 from tests.wire import attempt_spec
 
 ALONE: dict[str, Any] = {"slices": (Slice("a", 1),), "bundle": {"CPU": 1.0}}
@@ -65,7 +65,7 @@ async def test_the_calls_of_a_closed_rank_fail_like_those_of_a_dead_actor() -> N
     kill(local)
     with pytest.raises(RayActorError):
         await waiting
-    await end(local)
+    await end_all([local])
     assert rank.num_closed == 2
     assert not local._calls
 
