@@ -18,7 +18,7 @@ from ray.exceptions import RayActorError
 
 from ray_workers.node.ray_calls import end_actor
 from ray_workers.shared.contracts import AttemptSpec
-from ray_workers.supervision.rank_actor import Rank
+from ray_workers.supervision.rank_actor import RankHost
 
 
 def is_local(spec: AttemptSpec, own_node_id: str) -> bool:
@@ -31,7 +31,7 @@ class LocalRank:
     """A rank in this process. It is called like a rank actor, `local.method.remote(...)`, and its
     calls fail with RayActorError once it is closed, like the calls of a dead actor."""
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: RankHost) -> None:
         self._rank = rank
         self._calls: set[asyncio.Task[Any]] = set()
         self._is_closed = False

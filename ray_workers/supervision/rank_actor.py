@@ -41,8 +41,9 @@ from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.timings import Timings
 
 
-class Rank:
-    """One rank of an attempt, whose methods run concurrently on one event loop."""
+class RankHost:
+    """The process and the node resources of one rank of an attempt. The methods run concurrently on
+    one event loop."""
 
     def __init__(self, name: str, job_name: str, timings: Timings) -> None:
         self._name = name
@@ -213,7 +214,7 @@ class Rank:
 
 
 @ray.remote(max_restarts=0)
-class RankActor(Rank):
+class RankActor(RankHost):
     """A rank in a process of its own."""
 
 

@@ -37,7 +37,7 @@ from ray_workers.shared.names import rank_name
 from ray_workers.shared.peers import store_proxy
 from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.supervision.local_rank import LocalRank, end_all, is_local, kill
-from ray_workers.supervision.rank_actor import Rank, RankActor
+from ray_workers.supervision.rank_actor import RankActor, RankHost
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.slots import AttemptSlots, Slots
@@ -185,7 +185,7 @@ class WorkerGroup:
         kind = kind_of(index, self._spec.traits.role_names)
         name = rank_name(spec.job_id, spec.attempt, kind, index, incarnation)
         if is_local(spec, self._own_node_id):
-            return LocalRank(Rank(name, spec.job_name, self._timings))
+            return LocalRank(RankHost(name, spec.job_name, self._timings))
         resources = {k: v for k, v in slots.bundle.items() if k not in ("CPU", "GPU", "memory")}
         return RankActor.options(  # type: ignore[attr-defined]
             name=name,
