@@ -182,14 +182,13 @@ def write_share(base_url: str, step: int, snapshot: StagedState, save: SharedSav
     faultpoint(FaultPoint.BEFORE_WRITE, step)
     if save.rank == 0:
         files.remove_file(f"{url}/{MANIFEST}")
-    name = save.file_name
-    entry = _write_tensors(f"{url}/{name}", snapshot, save.wrote)
+    entry = _write_tensors(f"{url}/{save.file_name}", snapshot, save.wrote)
     faultpoint(FaultPoint.SHARE_WRITTEN, step)
     tensors = {
         one.name: {
             "dtype": safetensors_layout.DTYPES[one.dtype],
             "shape": list(one.whole),
-            "pieces": [[name, one.start, list(one.offsets), list(one.shape)]],
+            "pieces": [[save.file_name, one.start, list(one.offsets), list(one.shape)]],
         }
         for one in snapshot.locations
     }

@@ -138,11 +138,9 @@ class SharedSave:
             raise SaveAbandonedError(
                 f"the group broke when {num} of {self.world_size} ranks had written their parts"
             )
-        return [self._share_of(rank) for rank in range(self.world_size)]
-
-    def _share_of(self, rank: int) -> Share:
-        text = zlib.decompress(base64.b64decode(self._store.get(f"share-{rank}")))
-        return Share(**json.loads(text))
+        compressed = (self._store.get(f"share-{rank}") for rank in range(self.world_size))
+        texts = (zlib.decompress(base64.b64decode(each)) for each in compressed)
+        return [Share(**json.loads(text)) for text in texts]
 
     def conclude(self) -> None:
         """Let the other ranks continue; called on rank 0 when the save has ended."""

@@ -81,11 +81,9 @@ class Trainer:
         self.profiler = Profiler(spec.profile, self.device)
         self.divergence = Divergence(options.on_divergence, is_scaled=options.precision == "fp16")
         self.reporter = StepReporter(self.calendar.total_steps, page, self.device, self.divergence)
+        rule = spec.checkpoint
         self.checkpoints = CheckpointManager(
-            task.checkpoint_url,
-            keep=spec.checkpoint.keep,
-            best=spec.checkpoint.best,
-            progressed=page.move,
+            task.checkpoint_url, keep=rule.keep, best=rule.best, progressed=page.move
         )
         auto = self.calendar.save_every_steps is None
         interval = CheckpointInterval(task.worker_mtbf_s) if auto else None
