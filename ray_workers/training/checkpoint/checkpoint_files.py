@@ -263,7 +263,7 @@ def _divided_state(
         if at % num_ranks == number:
             own.append((name, entry))
     # The files are open, so that a file that is replaced while it is hashed is not read.
-    with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // num_ranks)) as threads:
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // num_ranks)) as threads:
         for _ in threads.map(lambda one: _check(one[0], one[1], direct_io.measure), own):
             pass
     described = json.loads(document)

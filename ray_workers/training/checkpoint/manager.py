@@ -35,8 +35,8 @@ from ray_workers.training.core.schedule import sign_of
 LOOK_S = 1.0
 """Seconds between two checks of whether a save that is waited for makes progress."""
 NICENESS = 10
-"""Niceness of the thread that hashes and writes. Beside one training thread, the thread gets a
-tenth of a busy processor. With a niceness of 19, it would get 1.5%, so that hashing 30 GB could
+"""Niceness of the thread that hashes and writes. If one training thread uses the same processor,
+the writer gets 10% of it. With a niceness of 19, it would get 1.5%, so that hashing 30 GB could
 take 20 minutes."""
 
 
