@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -92,7 +92,7 @@ class Dray(Divided):
                 local(own).copy_(plain_part_of(state["model"][name], own))
         parameters = list(self.model.parameters())
         moments = {
-            index: {name: part_of(one, parameters[index]).clone() for name, one in each.items()}
+            index: {name: _own(one, parameters[index]) for name, one in each.items()}
             for index, each in state["optimizer"]["state"].items()
         }
         self.optimizer.load_state_dict({**state["optimizer"], "state": moments})
@@ -177,6 +177,10 @@ class DividedLoop(Loop):
         while saver.is_saving():
             time.sleep(0.001)
         dist.barrier()
+
+
+def _own(value: Tensor, parameter: nn.Parameter) -> Tensor:
+    return part_of(value, parameter) if value.ndim else value.clone()
 
 
 def _timed(act: Callable[[], None]) -> float:

@@ -27,11 +27,6 @@ class _Writable(Protocol):
     def write(self, data: bytes, /) -> Any: ...
 
 
-class _Sink:
-    def write(self, data: bytes, /) -> None:
-        """Discard the data; only its hash is needed."""
-
-
 def local_path(url: str) -> Path | None:
     """Return the path of a `file://` URL or a plain path; None for any other scheme."""
     parts = urlsplit(url)
@@ -42,8 +37,9 @@ def local_path(url: str) -> Path | None:
 
 def measure(path: Path) -> tuple[int, str]:
     """Return (size in bytes, SHA-256) of a file."""
-    with path.open("rb") as source:
-        return _copy(source, _Sink())
+    with path.open("rb", buffering=0) as source:
+        sha256 = hashlib.file_digest(source, "sha256").hexdigest()
+        return source.tell(), sha256
 
 
 def store(source: Path, url: str) -> tuple[int, str]:

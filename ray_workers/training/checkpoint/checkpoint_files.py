@@ -4,7 +4,7 @@ verified before it is loaded.
 `{checkpoint_url}/step-{step:012d}/` contains `state.safetensors` (the tensors of the model and the
 optimizer, including buffers), `state.json` (the rest of the state, and where each tensor belongs in
 the state), and `manifest.json`. If the state is divided, each rank writes its pieces to a file such
-as `state-00003-of-00008.safetensors`, and `state.json` lists the pieces of each tensor.
+as `state-g0-00003-of-00008.safetensors`, and `state.json` lists the pieces of each tensor.
 
 The states of random number generators are not saved: the loop derives every seed from (seed, step,
 rank), so the step and the seed are sufficient to continue with bitwise identical results at any
@@ -18,9 +18,10 @@ import functools
 import hashlib
 import io
 import json
-import math
+import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,9 +31,8 @@ from torch import Tensor
 
 from dray import train
 from dray.train import files
-from dray.train.checkpoints import CheckpointRef, staying
+from dray.train.checkpoints import CheckpointRef
 from dray.train.files import local_path
-from dray.train.spool import EVERYTHING, Known
 from ray_workers.shared.frames import CheckpointDroppedReport
 from ray_workers.training.checkpoint import direct_io, safetensors_layout
 from ray_workers.training.checkpoint.save_group import (
@@ -43,10 +43,9 @@ from ray_workers.training.checkpoint.save_group import (
     merged,
 )
 from ray_workers.training.checkpoint.staging import StagedState, Stager
-from ray_workers.training.checkpoint.stored_tensors import Read, mapped, stored_tensors
+from ray_workers.training.checkpoint.stored_tensors import StoredFile, mapped, stored_tensors
 from ray_workers.training.core.errors import BrokenCheckpointError, UnreachableCheckpointError
 from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
-from ray_workers.training.core.schedule import sign_of
 
 MANIFEST = "manifest.json"
 TENSORS = "state.safetensors"
@@ -59,7 +58,7 @@ several ranks write the state."""
 RNG = "seeds are derived from (seed, step, rank)"
 
 _GONE = (FileNotFoundError, NotADirectoryError)
-MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 """Errors raised when reading a document that does not have the expected structure."""
 
 State = Mapping[str, Any]
@@ -117,28 +116,36 @@ def save(base_url: str, about: CheckpointMetadata, state: State) -> CommittedChe
     return commit(base_url, about, Stager().take(state))
 
 
-def commit(base_url: str, about: CheckpointMetadata, snapshot: StagedState) -> CommittedCheckpoint:
+def commit(
+    base_url: str,
+    about: CheckpointMetadata,
+    snapshot: StagedState,
+    wrote: Callable[[], None] = lambda: None,
+) -> CommittedCheckpoint:
     """Write a staged state, with its manifest last. After an error, neither a checkpoint nor a
-    partial file remains."""
+    partial file remains. wrote: see `direct_io.write_buffer`."""
     url = url_of(base_url, about.step)
+    with _removed_after_error(url):
+        faultpoint(FaultPoint.BEFORE_WRITE, about.step)
+        files.remove_file(f"{url}/{MANIFEST}")  # invalidate the checkpoint while its files change
+        entries = [_write_tensors(f"{url}/{TENSORS}", snapshot, wrote)]
+        return _commit_files(url, about, 2, entries, snapshot.tree)
+
+
+@contextlib.contextmanager
+def _removed_after_error(url: str, *, unless_committed: bool = False) -> Iterator[None]:
     try:
-        return _commit(url, about, snapshot)
+        yield
     except BaseException:
         with contextlib.suppress(OSError):
-            files.remove_folder(url)
+            if not (unless_committed and direct_io.exists(f"{url}/{MANIFEST}")):
+                files.remove_folder(url)
         raise
 
 
-def _commit(url: str, about: CheckpointMetadata, snapshot: StagedState) -> CommittedCheckpoint:
-    faultpoint(FaultPoint.BEFORE_WRITE, about.step)
-    files.remove_file(f"{url}/{MANIFEST}")  # invalidate the checkpoint while its files change
-    entries = [_write_tensors(f"{url}/{TENSORS}", snapshot)]
-    return _commit_files(url, about, 2, entries, snapshot.tree)
-
-
-def _write_tensors(url: str, snapshot: StagedState) -> dict[str, Any]:
+def _write_tensors(url: str, snapshot: StagedState, wrote: Callable[[], None]) -> dict[str, Any]:
     snapshot.wait()
-    sha256 = direct_io.write_buffer(url, snapshot.data, snapshot.num_bytes)
+    sha256 = direct_io.write_buffer(url, snapshot.data, snapshot.num_bytes, wrote)
     path = url.rpartition("/")[2]
     return {"path": path, "size_bytes": snapshot.num_bytes, "sha256": sha256}
 
@@ -175,14 +182,13 @@ def write_share(base_url: str, step: int, snapshot: StagedState, save: SharedSav
     faultpoint(FaultPoint.BEFORE_WRITE, step)
     if save.rank == 0:
         files.remove_file(f"{url}/{MANIFEST}")
-    name = f"state-{save.rank + 1:05d}-of-{save.world_size:05d}.safetensors"
-    entry = _write_tensors(f"{url}/{name}", snapshot)
+    entry = _write_tensors(f"{url}/{save.file_name}", snapshot, save.wrote)
     faultpoint(FaultPoint.SHARE_WRITTEN, step)
     tensors = {
         one.name: {
             "dtype": safetensors_layout.DTYPES[one.dtype],
             "shape": list(one.whole),
-            "pieces": [[name, one.start, list(one.offsets), list(one.shape)]],
+            "pieces": [[save.file_name, one.start, list(one.offsets), list(one.shape)]],
         }
         for one in snapshot.locations
     }
@@ -195,7 +201,8 @@ def commit_shares(
     """Commit the files that the ranks write, when all ranks have written them. After an error, no
     checkpoint remains. Raises NotFiniteError if the state of a rank contains non-finite values."""
     url = url_of(base_url, about.step)
-    try:
+    # If this rank is cut off, the next group may have committed the checkpoint.
+    with _removed_after_error(url, unless_committed=True):
         shares = save.shares()
         if not all(share.is_finite for share in shares):
             raise NotFiniteError
@@ -204,19 +211,17 @@ def commit_shares(
             raise SaveAbandonedError(problems[0])
         entries = {str(share.file["path"]): dict(share.file) for share in shares}
         state = merged(shares)
-        stored_tensors(state["tensors"], dict.fromkeys(entries, torch.empty))  # checks the pieces
+        sizes = {name: StoredFile(torch.empty, one["size_bytes"]) for name, one in entries.items()}
+        stored_tensors(state["tensors"], sizes)  # checks the pieces
         for name in entries:
             if not direct_io.exists(f"{url}/{name}"):
                 raise SaveAbandonedError(
                     f"{url}/{name}, which another rank has written, is missing on the node of rank "
                     "0: all nodes must access the same storage"
                 )
+    with _removed_after_error(url):
         direct_io.keep_only(url, entries.keys())  # an interrupted save may have left other files
         return _commit_files(url, about, MANIFEST_VERSION, list(entries.values()), state)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            files.remove_folder(url)
-        raise
 
 
 def load(ref: CheckpointRef, *, number: int = 0, num_ranks: int = 1) -> LoadedCheckpoint:
@@ -247,22 +252,33 @@ def load(ref: CheckpointRef, *, number: int = 0, num_ranks: int = 1) -> LoadedCh
 def _divided_state(
     url: str, entries: Sequence[Mapping[str, Any]], number: int, num_ranks: int
 ) -> State:
-    found: dict[str, Read] = {}
-    document = b""
+    found: dict[str, StoredFile] = {}
+    document, own = b"", []
     for at, entry in enumerate(entries):
         name = f"{url}/{entry['path']}"
         if entry["path"] == TREE:
             document = _bytes_of(_verified(url, entry))
             continue
+        found[entry["path"]] = _opened(name, int(entry["size_bytes"]))
         if at % num_ranks == number:
-            _check(name, entry, direct_io.measure)
-        path, num_bytes = local_path(name), int(entry["size_bytes"])
-        found[entry["path"]] = (
-            functools.partial(_read_range, name) if path is None else mapped(path, num_bytes)
-        )
+            own.append((name, entry))
+    # The files are open, so that a file that is replaced while it is hashed is not read.
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // num_ranks)) as threads:
+        for _ in threads.map(lambda one: _check(one[0], one[1], direct_io.measure), own):
+            pass
     described = json.loads(document)
     tensors = stored_tensors(described["tensors"], found)
     return _as_state(safetensors_layout.restore(described["tree"], tensors))
+
+
+def _opened(url: str, num_bytes: int) -> StoredFile:
+    path = local_path(url)
+    if path is None:
+        return StoredFile(functools.partial(_read_range, url), num_bytes)
+    try:
+        return StoredFile(mapped(path, num_bytes), num_bytes)
+    except OSError as error:
+        raise _unreadable(url, error) from error
 
 
 def _read_range(url: str, start: int, num_bytes: int) -> Tensor:
@@ -345,34 +361,6 @@ def committed(base_url: str) -> list[CommittedCheckpoint]:
     return sorted(found, key=lambda one: one.step)
 
 
-def superseded(
-    saved: Sequence[CommittedCheckpoint],
-    *,
-    keep: int,
-    best: str | None,
-    reported: Mapping[str, float] | None = None,
-    known: Known = EVERYTHING,
-) -> list[CommittedCheckpoint]:
-    """Return the checkpoints to delete: all except the best checkpoint and the checkpoints that
-    `dray.train.checkpoints.staying` returns. A pure function.
-
-    The best checkpoint has the lowest loss or error, or the highest value of any other metric; if
-    several checkpoints have this value, the earliest of them is the best.
-    """
-    in_order = [one.url for one in sorted(saved, key=lambda one: one.step)]
-    kept = staying(in_order, keep=keep, reported=reported or {}, known=known)
-    if best is not None:
-        sign = sign_of(best)
-        measured = [
-            (sign * one.metrics[best], one.step, one.url)
-            for one in saved
-            if not math.isnan(one.metrics.get(best, math.nan))
-        ]
-        if measured:
-            kept.add(min(measured)[2])
-    return [one for one in saved if one.url not in kept]
-
-
 def drop(saved: CommittedCheckpoint) -> None:
     """Delete a checkpoint, starting with its manifest, so that a partly deleted checkpoint is
     invalid."""
@@ -409,7 +397,7 @@ def _verified(url: str, entry: Mapping[str, Any]) -> Path | bytes:
     name = f"{url}/{entry['path']}"
     path = local_path(name)
     if path is not None:
-        _check(name, entry, lambda _: files.measure(path))
+        _check(name, entry, direct_io.measure)
         return path
     content = _read(name)
     _check(name, entry, lambda _: (len(content), hashlib.sha256(content).hexdigest()))

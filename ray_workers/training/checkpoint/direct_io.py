@@ -7,7 +7,7 @@ import errno
 import fcntl
 import hashlib
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import fsspec
@@ -15,19 +15,22 @@ import fsspec
 from dray.train import files
 from dray.train.files import local_path
 
-CHUNK_BYTES = 64 << 20
-"""Number of bytes that are hashed and written at a time; other threads can acquire the GIL between
-two chunks."""
+CHUNK_BYTES = 16 << 20
+"""Number of bytes that are hashed and written at a time. After each chunk, the rank shows that it
+is alive."""
 DIRECT_FROM_BYTES = 8 << 20
 """Smaller files are written through the page cache."""
 DIRECT = getattr(os, "O_DIRECT", 0)
 """Flag for writing from memory to the disk without an extra copy in the page cache."""
 
 
-def write_buffer(url: str, data: memoryview, num_bytes: int) -> str:
+def write_buffer(
+    url: str, data: memoryview, num_bytes: int, wrote: Callable[[], None] = lambda: None
+) -> str:
     """Write the first `num_bytes` of `data`, and return their SHA-256. On a file system, this
     writes a temporary file, calls fsync, and renames the file; the caller must call
     `files.sync_names`. In an object store, an object becomes visible when its upload is complete.
+    `wrote` is called after each chunk.
 
     Whole memory pages bypass the page cache if the file system supports this; the last page can
     extend beyond `num_bytes`. Raises OSError, without leaving a partial file on a file system.
@@ -40,24 +43,29 @@ def write_buffer(url: str, data: memoryview, num_bytes: int) -> str:
                 chunk = data[at : min(at + CHUNK_BYTES, num_bytes)]
                 digest.update(chunk)
                 target.write(chunk)
+                wrote()
         return digest.hexdigest()
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        sha256 = _write_local(partial, data, num_bytes)
+        sha256 = _write_local(partial, data, num_bytes, wrote)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
     return sha256
 
 
-def _write_local(path: Path, data: memoryview, num_bytes: int) -> str:
+def _write_local(path: Path, data: memoryview, num_bytes: int, wrote: Callable[[], None]) -> str:
     digest = hashlib.sha256()
     fd = _open_direct(path) if len(data) >= DIRECT_FROM_BYTES else _open(path, 0)
     try:
         for at in range(0, num_bytes, CHUNK_BYTES):
             digest.update(data[at : min(at + CHUNK_BYTES, num_bytes)])
             _write_all(fd, data[at : at + CHUNK_BYTES])
+            is_last = at + CHUNK_BYTES >= num_bytes
+            if not is_last and not fcntl.fcntl(fd, fcntl.F_GETFL) & DIRECT:
+                os.fsync(fd)  # a single fsync at the end could take minutes
+            wrote()
         os.ftruncate(fd, num_bytes)
         os.fsync(fd)
     finally:
@@ -117,7 +125,7 @@ def keep_only(url: str, names: Collection[str]) -> None:
     if path is not None:
         for other in path.iterdir():
             if other.name not in names:
-                other.unlink()
+                other.unlink(missing_ok=True)
         return
     filesystem, folder = fsspec.core.url_to_fs(url)
     filesystem.invalidate_cache()

@@ -4,18 +4,19 @@ superseded. If the state is divided, every rank saves its part, and rank 0 does 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from torch import Tensor
 
 from dray import train
-from dray.train.checkpoints import CheckpointRef, await_known
+from dray.train.checkpoints import CheckpointRef, await_known, staying
 from dray.train.spool import EVERYTHING, Known
 from ray_workers.shared.frames import CheckpointReport
 from ray_workers.shared.job_log import log
@@ -29,10 +30,14 @@ from ray_workers.training.checkpoint.save_group import (
 )
 from ray_workers.training.checkpoint.staging import StagedState, Stager, hold_for
 from ray_workers.training.core.errors import BrokenCheckpointError
+from ray_workers.training.core.schedule import sign_of
 
-NICENESS = 19
-"""Niceness of the thread that hashes and writes. The thread runs when the ranks leave processors
-idle, for example at the end of training, when the loop waits for it."""
+LOOK_S = 1.0
+"""Seconds between two checks of whether a save that is waited for makes progress."""
+NICENESS = 10
+"""Niceness of the thread that hashes and writes. If one training thread uses the same processor,
+the writer gets 10% of it. With a niceness of 19, it would get 1.5%, so that hashing 30 GB could
+take 20 minutes."""
 
 
 class CheckpointManager:
@@ -40,8 +45,19 @@ class CheckpointManager:
     called before the state changes). A thread then hashes, writes, and commits the copy, and
     reports the committed checkpoint. A failed save is logged, and never ends the job."""
 
-    def __init__(self, base_url: str, *, keep: int, best: str | None) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        keep: int,
+        best: str | None,
+        progressed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """progressed: called while training waits for a save in which a rank is writing."""
         self._base_url = base_url
+        self._progressed = progressed
+        self._num_chunks = 0
+        """Number of chunks that are known to be written."""
         self._keep = keep
         self._best = best
         self._saved: list[CommittedCheckpoint] = []
@@ -106,16 +122,16 @@ class CheckpointManager:
         *,
         volatile: Iterable[Tensor] = (),
     ) -> None:
-        """Begin to save the current state, unless the current step is already saved. Waits for the
-        previous save if it is still in progress.
+        """Begin to save the current state. If this rank saves alone, does nothing if the current
+        step is already saved. Waits for the previous save if it is still in progress.
 
         volatile: tensors of the state that change before `hold` is called.
         """
-        if self.has(about.step):
+        if self.group is None and self.has(about.step):
             return
         self.wait_for(about.step)
         began = time.perf_counter()
-        save = None if self.group is None else self.group.next_save()
+        save = None if self.group is None else self.group.next_save(self._wrote)
         self._step = about.step
         taken: StagedState | Exception
         try:
@@ -151,9 +167,18 @@ class CheckpointManager:
         nothing is being deleted."""
         self.hold()
         if self._writing is not None:
+            num_chunks = -1
+            while wait([self._writing], LOOK_S).not_done:
+                if self._num_chunks > num_chunks:
+                    num_chunks = self._num_chunks
+                    self._progressed()
             self._writing.result()
         if self.group is not None:
             self._writer.submit(int).result()
+
+    def _wrote(self) -> None:
+        """Note in the writer thread that a chunk is written."""
+        self._num_chunks += 1
 
     def disband(self) -> None:
         """Leave the group of ranks that save together. A save in progress is completed only if the
@@ -194,7 +219,7 @@ class CheckpointManager:
         """Write this rank's part of the state, and return the checkpoint; None on ranks that do not
         commit it."""
         if save is None:
-            return checkpoint_files.commit(self._base_url, about, _usable(taken))
+            return checkpoint_files.commit(self._base_url, about, _usable(taken), self._wrote)
         try:
             snapshot = _usable(taken)
             share = checkpoint_files.write_share(self._base_url, about.step, snapshot, save)
@@ -220,7 +245,7 @@ class CheckpointManager:
             self._drop_superseded()
 
     def _superseded(self, known: Known) -> list[CommittedCheckpoint]:
-        return checkpoint_files.superseded(
+        return superseded(
             self._saved, keep=self._keep, best=self._best, reported=self._reported, known=known
         )
 
@@ -234,6 +259,34 @@ class CheckpointManager:
             except OSError as error:
                 log(f"the checkpoint of step {old.step} could not be deleted: {error}")
             self._saved.remove(old)
+
+
+def superseded(
+    saved: Sequence[CommittedCheckpoint],
+    *,
+    keep: int,
+    best: str | None,
+    reported: Mapping[str, float] | None = None,
+    known: Known = EVERYTHING,
+) -> list[CommittedCheckpoint]:
+    """Return the checkpoints to delete: all except the best checkpoint and the checkpoints that
+    `dray.train.checkpoints.staying` returns. A pure function.
+
+    The best checkpoint has the lowest loss or error, or the highest value of any other metric; if
+    several checkpoints have this value, the earliest of them is the best.
+    """
+    in_order = [one.url for one in sorted(saved, key=lambda one: one.step)]
+    kept = staying(in_order, keep=keep, reported=reported or {}, known=known)
+    if best is not None:
+        sign = sign_of(best)
+        measured = [
+            (sign * one.metrics[best], one.step, one.url)
+            for one in saved
+            if not math.isnan(one.metrics.get(best, math.nan))
+        ]
+        if measured:
+            kept.add(min(measured)[2])
+    return [one for one in saved if one.url not in kept]
 
 
 def _sweep(base_urls: Iterable[str]) -> None:
@@ -275,7 +328,7 @@ def _log_failed(step: int, error: BaseException) -> None:
 
 
 def _lower_priority() -> None:
-    """Set the lowest priority for the calling thread only (Linux)."""
+    """Set a low priority for the calling thread only (Linux)."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

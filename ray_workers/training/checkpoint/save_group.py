@@ -20,11 +20,12 @@ from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment
 from ray_workers.training.core.compat_torch import PrefixStore, Store, TCPStore
 
-LOOK_S, MAX_LOOK_S = 0.01, 0.25
-"""Minimum and maximum number of seconds between two polls of the store."""
+MIN_LOOK_S, MAX_LOOK_S = 0.005, 0.25
+"""Minimum and maximum number of seconds between two polls of the store. torch logs a warning if a
+blocking call reaches its time limit."""
 GRACE_S = 10.0
-"""After its group has broken, rank 0 gives up a save if no rank has reported for this number of
-seconds."""
+"""After its group has broken, rank 0 gives up a save if no rank has written a chunk of its file for
+this number of seconds."""
 
 
 class SaveAbandonedError(Exception):
@@ -62,10 +63,11 @@ class SaveGroup:
         rank: int,
         world_size: int,
         is_replaced: Callable[[], bool],
+        generation: int = 0,
     ) -> None:
         """connect: returns a store, called before the first save. is_replaced: returns whether
         another group is about to replace this group."""
-        self.rank, self.world_size = rank, world_size
+        self.rank, self.world_size, self.generation = rank, world_size, generation
         self._connect = connect
         self._is_replaced = is_replaced
         self._is_disbanded = False
@@ -80,10 +82,11 @@ class SaveGroup:
             store = TCPStore(task.master_addr, task.master_port, wait_for_workers=False)
             return PrefixStore(f"saves-{number}", store)
 
-        return cls(connect, assignment.rank, assignment.world_size, lambda: page.wanted > number)
+        size = assignment.world_size
+        return cls(connect, assignment.rank, size, lambda: page.wanted > number, number)
 
     @functools.cached_property
-    def _store(self) -> Store:
+    def store(self) -> Store:
         return self._connect()
 
     @property
@@ -94,54 +97,76 @@ class SaveGroup:
     def disband(self) -> None:
         self._is_disbanded = True
 
-    def next_save(self) -> SharedSave:
-        """Begin a save on this rank."""
+    def next_save(self, progressed: Callable[[], None] = lambda: None) -> SharedSave:
+        """Begin a save on this rank. progressed: called while a rank writes."""
         self._num_saves += 1
-        return SharedSave(self, PrefixStore(f"save-{self._num_saves}", self._store))
+        return SharedSave(self, self._num_saves, progressed)
 
 
 class SharedSave:
-    """A save of all ranks of a group, as one of them sees it."""
+    """A save of all ranks of a group, as one of them sees it. Only one thread may use it."""
 
-    def __init__(self, group: SaveGroup, store: Store) -> None:
+    def __init__(self, group: SaveGroup, number: int, progressed: Callable[[], None]) -> None:
         self.rank, self.world_size = group.rank, group.world_size
-        self._group, self._store = group, store
+        self._group, self._store, self._number = group, group.store, number
+        self._progressed = progressed
+
+    @property
+    def file_name(self) -> str:
+        """The name of this rank's file. A rank of an earlier group, which might still write on a
+        node that is cut off, uses another name."""
+        part = f"{self.rank + 1:05d}-of-{self.world_size:05d}"
+        return f"state-g{self._group.generation}-{part}.safetensors"
+
+    def wrote(self) -> None:
+        """Show the other ranks that this rank has written a chunk of its file."""
+        self._store.add("chunks", 1)
+        self._progressed()
 
     def report(self, share: Share) -> None:
         text = json.dumps(vars(share)).encode()
         compressed = base64.b64encode(zlib.compress(text, 1)).decode()
         self._store.set(f"share-{self.rank}", compressed)
-        self._store.add("reports", 1)
+        if self._store.add("reports", 1) == self._number * self.world_size:
+            self._store.set(f"reported-{self._number}", "1")
 
     def shares(self) -> list[Share]:
         """Wait for the shares of all ranks, and return them in rank order. Raises
-        SaveAbandonedError if the group is broken and no rank reports."""
-        num_heard, heard_at = 0, time.monotonic()
-        while (num := self._store.add("reports", 0)) < self.world_size:
-            if num > num_heard or not self._group.is_broken:
-                num_heard, heard_at = num, time.monotonic()
-            elif time.monotonic() > heard_at + GRACE_S:
-                raise SaveAbandonedError(
-                    f"the group broke when {num} of {self.world_size} ranks had written their parts"
-                )
-            time.sleep(LOOK_S)
-        return [self._taken(rank) for rank in range(self.world_size)]
-
-    def _taken(self, rank: int) -> Share:
-        text = zlib.decompress(base64.b64decode(self._store.get(f"share-{rank}")))
-        self._store.delete_key(f"share-{rank}")
-        return Share(**json.loads(text))
+        SaveAbandonedError if the group is broken and no rank writes."""
+        if not self._is_set(f"reported-{self._number}", GRACE_S):
+            num = self._store.add("reports", 0) - (self._number - 1) * self.world_size
+            raise SaveAbandonedError(
+                f"the group broke when {num} of {self.world_size} ranks had written their parts"
+            )
+        compressed = (self._store.get(f"share-{rank}") for rank in range(self.world_size))
+        texts = (zlib.decompress(base64.b64decode(each)) for each in compressed)
+        return [Share(**json.loads(text)) for text in texts]
 
     def conclude(self) -> None:
         """Let the other ranks continue; called on rank 0 when the save has ended."""
-        self._store.set("concluded", "1")
+        self._store.set(f"concluded-{self._number}", "1")
+        for key in ("reported", "concluded"):  # no rank is still in the previous save
+            self._store.delete_key(f"{key}-{self._number - 1}")
 
     def await_conclusion(self) -> None:
         """Wait until rank 0 has ended the save, or the group has broken."""
-        pause_s = LOOK_S
-        while not self._store.check(["concluded"]) and not self._group.is_broken:
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, MAX_LOOK_S)
+        self._is_set(f"concluded-{self._number}", 0.0)
+
+    def _is_set(self, key: str, grace_s: float) -> bool:
+        """Wait for a key, without a limit while the group is intact. If the group is broken and no
+        rank has written for `grace_s` seconds, return False."""
+        began = heard_at = time.monotonic()
+        num_chunks = -1
+        while not self._store.check([key]):
+            num, now = self._store.add("chunks", 0), time.monotonic()
+            if num > num_chunks:
+                self._progressed()
+            if num > num_chunks or not self._group.is_broken:
+                num_chunks, heard_at = num, now
+            elif now >= heard_at + grace_s:
+                return False
+            time.sleep(min(max(MIN_LOOK_S, (now - began) / 10), MAX_LOOK_S))
+        return True
 
 
 def merged(shares: Sequence[Share]) -> dict[str, Any]:

@@ -7,11 +7,13 @@ rank reads only its part of a state, and a model is loaded without a second copy
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -22,14 +24,24 @@ from ray_workers.training.core import compat_torch
 
 READ_BYTES = 32 << 20
 """Maximum number of bytes that are read at a time, except that at least one row is read."""
+MAX_CUT_DIMS = 8
+"""Maximum number of dimensions in which a tensor can be cut."""
 
 Read = Callable[[int, int], Tensor]
 """A function that maps (start, number of bytes) to these bytes of a file, as a tensor of uint8."""
 
 
+class StoredFile(NamedTuple):
+    read: Read
+    num_bytes: int
+
+
 def mapped(path: Path, num_bytes: int) -> Read:
-    """Map a file into memory, which ranks on the same node share. Raises RuntimeError if the file
-    is missing or too short."""
+    """Map a file into memory, which ranks on the same node share. Raises OSError if the file can't
+    be read, and ValueError if it has another size."""
+    found = path.stat().st_size
+    if found != num_bytes:
+        raise ValueError(f"{path} has {found} bytes instead of {num_bytes}")
     content = torch.from_file(str(path), shared=False, size=num_bytes, dtype=torch.uint8)
     return lambda start, length: content[start : start + length]
 
@@ -140,23 +152,60 @@ class StoredTensor(Tensor):
         return found
 
 
-def stored_tensors(index: Mapping[str, Any], files: Mapping[str, Read]) -> dict[str, Tensor]:
+def stored_tensors(index: Mapping[str, Any], files: Mapping[str, StoredFile]) -> dict[str, Tensor]:
     """Return the tensors that an index describes; the keys of `files` are names of files. Raises
-    LookupError, TypeError or ValueError if the index is malformed, or if the pieces of a tensor do
-    not have all its elements."""
+    LookupError, TypeError, ValueError or OverflowError if the index is malformed, a piece is not
+    within its file, or the pieces of a tensor do not have each element once."""
     found: dict[str, Tensor] = {}
     for name, entry in index.items():
         dtype, shape = TORCH_DTYPES[entry["dtype"]], [int(size) for size in entry["shape"]]
-        pieces = [
-            StoredPiece(files[file], int(start), list(map(int, offsets)), list(map(int, part)))
-            for file, start, offsets, part in entry["pieces"]
-        ]
-        for piece in pieces:
-            ends = [at + size for at, size in zip(piece.offsets, piece.shape, strict=True)]
-            bounds = zip(piece.offsets, ends, shape, strict=True)
-            if not all(0 <= at <= end <= size for at, end, size in bounds):
-                raise ValueError(f"a piece of {name} is not within the tensor")
-        if sum(math.prod(piece.shape) for piece in pieces) != math.prod(shape):
-            raise ValueError(f"the pieces of {name} do not have all elements of the tensor")
+        pieces = []
+        for file, start, offsets, part in entry["pieces"]:
+            sizes = list(map(int, part))
+            piece = StoredPiece(files[file].read, int(start), list(map(int, offsets)), sizes)
+            end = piece.start + dtype.itemsize * math.prod(sizes)
+            if (
+                min([piece.start, *sizes, *piece.offsets]) < 0
+                or end > files[file].num_bytes
+                or piece.start % dtype.itemsize
+            ):
+                raise ValueError(f"a piece of {name} is not within {file}")
+            pieces.append(piece)
+        if not _are_whole(pieces, shape):
+            raise ValueError(f"the pieces of {name} do not have each element once")
         found[name] = StoredTensor(name, dtype, shape, pieces, [0] * len(shape))
     return found
+
+
+def _are_whole(pieces: Sequence[StoredPiece], shape: Sequence[int]) -> bool:
+    """Return whether every element of a tensor is in one piece.
+
+    The number of pieces that contain an element is the sum, over all corners of pieces that are not
+    behind the element, of the corners' signs. Therefore, pieces that contain the same elements
+    have the same sums of signs at all corners.
+    """
+    whole = StoredPiece(torch.empty, 0, [0] * len(shape), shape)
+    if any(len(one.offsets) != len(shape) or len(one.shape) != len(shape) for one in pieces):
+        return False
+    if 0 in shape:
+        return True
+    dims = [
+        dim
+        for dim, size in enumerate(shape)
+        if any((one.offsets[dim], one.shape[dim]) != (0, size) for one in pieces)
+    ]
+    return len(dims) <= MAX_CUT_DIMS and _corners(pieces, dims) == _corners([whole], dims)
+
+
+def _corners(pieces: Sequence[StoredPiece], dims: Sequence[int]) -> dict[tuple[int, ...], int]:
+    """Return the sum of the signs at each corner, except zeros, in these dimensions. The sign is
+    negative if an odd number of the corner's indices are the ends of the piece."""
+    signs: Counter[tuple[int, ...]] = Counter()
+    for piece in pieces:
+        for ends in itertools.product((0, 1), repeat=len(dims)):
+            corner = (
+                piece.offsets[dim] + end * piece.shape[dim]
+                for dim, end in zip(dims, ends, strict=True)
+            )
+            signs[tuple(corner)] += -1 if sum(ends) % 2 else 1
+    return {corner: sign for corner, sign in signs.items() if sign}

@@ -53,7 +53,7 @@ class CheckpointTriggers:
         volatile: Iterable[Tensor] = (),
     ) -> None:
         """Begin a save; see `CheckpointManager.save`."""
-        if self._manager.has(about.step):
+        if self._manager.group is None and self._manager.has(about.step):
             return
         self.settle(about.step)
         began = time.perf_counter()

@@ -81,14 +81,13 @@ class Trainer:
         self.profiler = Profiler(spec.profile, self.device)
         self.divergence = Divergence(options.on_divergence, is_scaled=options.precision == "fp16")
         self.reporter = StepReporter(self.calendar.total_steps, page, self.device, self.divergence)
+        rule = spec.checkpoint
         self.checkpoints = CheckpointManager(
-            task.checkpoint_url, keep=spec.checkpoint.keep, best=spec.checkpoint.best
+            task.checkpoint_url, keep=rule.keep, best=rule.best, progressed=page.move
         )
         auto = self.calendar.save_every_steps is None
-        self.triggers = CheckpointTriggers(
-            self.checkpoints,
-            CheckpointInterval(task.worker_mtbf_s) if auto else None,
-        )
+        interval = CheckpointInterval(task.worker_mtbf_s) if auto else None
+        self.triggers = CheckpointTriggers(self.checkpoints, interval)
         self.state = TrainingState(
             task, spec, workload, self.calendar, self.strategy, self.reporter
         )

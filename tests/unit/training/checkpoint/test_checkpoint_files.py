@@ -20,8 +20,8 @@ from ray_workers.training.checkpoint.checkpoint_files import (
     CommittedCheckpoint,
     LoadedCheckpoint,
     SkippedCheckpoint,
-    superseded,
 )
+from ray_workers.training.checkpoint.manager import superseded
 from ray_workers.training.core.errors import BrokenCheckpointError
 from ray_workers.training.core.faultpoints import FaultPoint, arm
 
