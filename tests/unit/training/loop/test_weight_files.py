@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import safetensors
 import safetensors.torch
@@ -82,6 +83,11 @@ def test_the_files_contain_the_model(tmp_path: Path, mesh: str) -> None:
     assert_same(results.read_weights(folder), expected)
     check_by_safetensors(folder, expected, num_files=math.prod(parallel.get(a, 1) for a in AXES))
     model = dray.load(folder).model
+    assert_same(dict(model.state_dict()), expected)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    huggingface_hub.load_torch_model(model, folder, strict=True)
     assert_same(dict(model.state_dict()), expected)
 
 
@@ -234,3 +240,83 @@ def test_all_ranks_wait_for_space_on_one(tmp_path: Path, undisturbed: Path, fill
     assert run_ranks(tmp_path, spec, world_size=world_size, before=before) == [0] * world_size
     assert stored(tmp_path, world_size) == ALL
     assert_same(weights(tmp_path), weights(undisturbed))
+
+
+@pytest.fixture
+def divided_result(tmp_path: Path) -> Path:
+    """A result whose weights were divided among files by Hugging Face's library."""
+    spec = document(1) | {"model": {"name": "mlp", "width": 32}}
+    strategy = strategy_for(spec, 0, 1)
+    strategy.load_model(made_up(strategy.whole()))
+    workload, model = strategy.given.workload, strategy.model
+    workload.write_results(model, {}, 1, tmp_path)
+    (tmp_path / "divided").mkdir()
+    huggingface_hub.save_torch_model(model, tmp_path / "divided", max_shard_size="5KB")
+    (tmp_path / "model.safetensors").unlink()
+    for path in (tmp_path / "divided").iterdir():
+        path.rename(tmp_path / path.name)
+    return tmp_path
+
+
+def test_a_divided_result_is_loaded_and_exported(divided_result: Path) -> None:
+    assert len(list(divided_result.glob("model-*"))) > 1
+    classifier = dray.load(divided_result)
+    expected = made_up(classifier.model.state_dict())
+    assert_same(dict(classifier.model.state_dict()), expected)
+    exported = torch.export.load(classifier.export(divided_result / "digits.pt2"))
+    samples = torch.rand(3, 1, 8, 8)
+    found = exported.module()(samples)
+    torch.testing.assert_close(found, classifier.model(samples))
+
+
+def test_a_divided_result_that_is_not_complete_is_refused(divided_result: Path) -> None:
+    *_, last = sorted(divided_result.glob("model-*"))
+    content = last.read_bytes()
+    last.unlink()
+    with pytest.raises(FileNotFoundError, match=rf"{last.name} is missing. Download the complete"):
+        dray.load(divided_result)
+    tensors = safetensors.torch.load(content)
+    _, tensor = tensors.popitem()
+    safetensors.torch.save_file({**tensors, "another": tensor}, last)
+    with pytest.raises(ValueError, match="do not contain the same tensors"):
+        dray.load(divided_result)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"w": 3}}'),
+        *('{"weight_map": {"w": "../w.safetensors"}}', '{"weight_map": {"w": "/w.safetensors"}}'),
+    ],
+)
+def test_an_index_that_is_damaged_is_refused(divided_result: Path, text: str) -> None:
+    (divided_result / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(ValueError, match=r"is not an index of safetensors files"):
+        dray.load(divided_result)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "max_files", "expected"),
+    [
+        ([3, 3, 3, 3], 4, [1, 1, 1, 1]),
+        ([3, 3, 3, 3], 9, [1, 1, 1, 1]),
+        ([3, 3, 3, 3], 2, [2, 2]),
+        ([1, 1, 8, 1, 1], 3, [2, 1, 2]),
+        ([9, 1], 5, [1, 1]),
+        ([0, 0], 2, [2]),
+        ([], 2, [0]),
+    ],
+)
+def test_files_have_similar_sizes(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int], max_files: int, expected: list[int]
+) -> None:
+    monkeypatch.setattr(weight_files, "FILE_BYTES", 1)
+    groups = weight_files.divided({str(n): size for n, size in enumerate(sizes)}, max_files)
+    assert [len(group) for group in groups] == expected
+    assert [name for group in groups for name in group] == [str(n) for n in range(len(sizes))]
+
+
+@pytest.mark.parametrize(("mib", "num_files"), [(0, 1), (127, 1), (128, 2), (320, 5), (900, 8)])
+def test_a_small_model_is_one_file(mib: int, num_files: int) -> None:
+    sizes = {str(n): MIB for n in range(mib)}
+    assert len(weight_files.divided(sizes, 8)) == num_files
