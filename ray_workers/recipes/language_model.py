@@ -109,7 +109,7 @@ def _loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
 def _writer(document: spec.JobSpec, tokens: Tokens) -> WriteResults:
     write = results.writer(document, {"vocabulary_size": tokens.vocabulary_size})
 
-    def write_all(trained: nn.Module, metrics: Any, step: int, folder: Path) -> None:
+    def write_all(trained: Any, metrics: Any, step: int, folder: Path) -> None:
         write(trained, metrics, step, folder)
         if tokens.tokenizer_json is not None:
             (folder / TOKENIZER).write_bytes(tokens.tokenizer_json)

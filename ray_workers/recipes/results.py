@@ -12,9 +12,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from dray.spec import JobSpec
-from ray_workers.training.core.workload import WriteResults
+from ray_workers.training.core.workload import StoredWeights, WriteResults
 
 WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+"""Names the file of each tensor, in the format of Hugging Face's libraries, if the weights are in
+several files."""
 CONFIG = "config.json"
 
 
@@ -22,9 +25,15 @@ def writer(document: JobSpec, config: Mapping[str, Any]) -> WriteResults:
     """Return a function that writes the weights, the metrics, the labels, and a `config.json` that
     includes `config`."""
 
-    def write(trained: nn.Module, metrics: Mapping[str, float], step: int, folder: Path) -> None:
-        state = {key: value.cpu().contiguous() for key, value in trained.state_dict().items()}
-        save_file(_apart(state), folder / WEIGHTS)
+    def write(
+        trained: nn.Module | StoredWeights, metrics: Mapping[str, float], step: int, folder: Path
+    ) -> None:
+        if isinstance(trained, nn.Module):
+            state = {key: value.cpu().contiguous() for key, value in trained.state_dict().items()}
+            save_file(_apart(state), folder / WEIGHTS)
+        elif set(trained.file_of.values()) != {WEIGHTS}:
+            size = {"total_size": trained.num_bytes}
+            _write_json(folder / INDEX, {"metadata": size, "weight_map": dict(trained.file_of)})
         assert document.model is not None
         about = {"recipe": document.recipe, "model": document.model.model_dump(mode="json")}
         whole = {**about, **config, "step": step, "spec": document.model_dump(mode="json")}
@@ -65,8 +74,34 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def restore(model: nn.Module, folder: Path) -> nn.Module:
     """Load the folder's weights into the model, and return it in evaluation mode."""
-    model.load_state_dict(load_file(folder / WEIGHTS))
+    model.load_state_dict(read_weights(folder))
     return model.eval()
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Read the tensors from the file or files of a result. Raises FileNotFoundError if a file is
+    missing, and ValueError if the index is damaged."""
+    index = folder / INDEX
+    if (folder / WEIGHTS).exists() or not index.exists():
+        return load_file(folder / WEIGHTS)
+    try:
+        file_of: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        names = sorted(set(file_of.values()))
+        if any(Path(name).name != name for name in names):
+            raise ValueError("a file is not in the same folder")
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"{index} is not an index of safetensors files: {error!r}") from error
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise FileNotFoundError(
+            f"{folder} does not contain all weights: {missing[0]} is missing. Download the "
+            "complete result with `dray download JOB FOLDER`"
+        )
+    found = {key: value for name in names for key, value in load_file(folder / name).items()}
+    if found.keys() != file_of.keys():
+        (wrong, *_) = sorted(found.keys() ^ file_of.keys())
+        raise ValueError(f"{index} and its files do not contain the same tensors: {wrong}")
+    return found
 
 
 def _write_json(path: Path, content: Any) -> None:

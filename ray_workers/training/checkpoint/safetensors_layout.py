@@ -120,13 +120,12 @@ def lay_out(pieces: Mapping[str, Piece]) -> Layout:
                 f"{name} has the type {tensor.dtype}, which checkpoints do not support"
             )
     at = 0
-    entries: dict[str, Any] = {}
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     if any(tensor.shape != pieces[name].whole for name, tensor in tensors.items()):
         positions = {name: {"saved_offsets": piece.offsets} for name, piece in pieces.items()}
-        entries["__metadata__"] = {
+        entries["__metadata__"] |= {
             "DCP_SHARDING_INFO": json.dumps(positions),
             "DCP_VERSION": "1.0",
-            "format": "pt",
         }
     for name in sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize):
         tensor = tensors[name]

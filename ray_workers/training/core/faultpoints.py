@@ -61,6 +61,9 @@ class FaultPoint(StrEnum):
     """The manifest has been written, but the checkpoint has not been reported. Passes nothing."""
     BEFORE_RESULT = "before_result"
     """The last step has been committed."""
+    WEIGHTS_STORED = "weights_stored"
+    """The rank has stored its file with weights of a divided model, if it has one, but the result
+    is not complete. Passes nothing."""
     RESULT_WRITTEN = "result_written"
     """The result has been stored, but the ranks have not synchronised again."""
 

@@ -14,9 +14,21 @@ from ray_workers.training.data.device_dataset import Samples
 
 LossSum = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> scalar: the sum (not the mean) of the samples' losses."""
-WriteResults = Callable[[nn.Module, Mapping[str, float], int, Path], None]
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """Weights that are already stored as artifacts."""
+
+    file_of: Mapping[str, str]
+    """Name of the file that contains each tensor."""
+    num_bytes: int
+    """Size of all tensors."""
+
+
+WriteResults = Callable[[nn.Module | StoredWeights, Mapping[str, float], int, Path], None]
 """A function (trained model, final metrics, step, folder) that writes the result files to the
-folder."""
+folder. If the weights are already stored, it writes the other files."""
 
 
 def at_least_float32(outputs: Tensor) -> Tensor:

@@ -12,12 +12,24 @@ from dray import spec, train
 from dray.train import storage_faults
 from ray_workers.shared import job_log
 from ray_workers.training.core.schedule import Calendar
-from ray_workers.training.core.workload import Workload
+from ray_workers.training.core.workload import StoredWeights, Workload
+from ray_workers.training.loop import weight_files
+from ray_workers.training.parallel import Strategy
+
+
+def trained(
+    strategy: Strategy, parallel: spec.Parallel, *, waiting: Callable[[], None]
+) -> nn.Module | StoredWeights | None:
+    """Return the trained model on rank 0 or, if the model is divided, store its weights. A
+    collective. waiting: see `store`."""
+    if parallel.num_parts > 1:
+        return weight_files.store(strategy, parallel.num_parts, waiting=waiting)
+    return strategy.trained()
 
 
 def store(
     workload: Workload,
-    trained: nn.Module,
+    trained: nn.Module | StoredWeights,
     metrics: Mapping[str, float],
     step: int,
     *,

@@ -408,19 +408,19 @@ class Trainer:
             raise Preempted
 
     def finish(self) -> None:
-        """Store the result only on rank 0, because the model is the same on all ranks. The other
-        ranks wait until the result is stored, so that one of them can store it if rank 0 dies."""
+        """Store the result only on rank 0, except for the weights of a divided model. The other
+        ranks wait until it is stored, so that the group can store it again if a rank dies."""
         step = self.progress.step
         faultpoint(FaultPoint.BEFORE_RESULT, step, self)
         self.page.enter(RankPhase.FINISH, TimeCategory.USEFUL)
         self.reporter.flush()
         metrics = self.state.metrics
         self.divergence.check_end(metrics.get("val/loss", math.nan))
-        trained = self.strategy.trained()
+        self.checkpoints.wait()
+        trained = result.trained(self.strategy, self.spec.parallel, waiting=self.page.move)
         self.profiler.finish(step)
         if self.rank == 0:
             assert trained is not None
-            self.checkpoints.wait()
             if step < self.calendar.total_steps:
                 result.report_early_stop(self.options, step, self.calendar.total_steps)
             else:

@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
@@ -99,37 +98,6 @@ def box_of(divided: DTensor) -> tuple[list[int], list[int]]:
         offsets[cut.dim] += start
         shape[cut.dim] = stop - start
     return offsets, shape
-
-
-def whole_of(divided: DTensor) -> Tensor:
-    """Return the complete tensor on every rank. A collective."""
-    cuts = cuts_of(divided)
-    if len({cut.dim for cut in cuts}) == len(cuts):
-        return divided.full_tensor()
-    length = list(divided.shape)
-    lengths = []
-    for cut in cuts:
-        lengths.append(length[cut.dim])
-        start, stop = cut.bounds(length[cut.dim], cut.number)
-        length[cut.dim] = stop - start
-    found = divided.to_local().contiguous()
-    while cuts:
-        found = _put_together(found, cuts.pop(), lengths.pop(), divided)
-    return found
-
-
-def _put_together(part: Tensor, cut: Cut, length: int, divided: DTensor) -> Tensor:
-    """Reassemble a tensor from all ranks' parts, along the axis on which it was divided."""
-    padded = list(part.shape)
-    padded[cut.dim] = -(-length // cut.parts)
-    mine = part.new_zeros(padded)
-    mine.narrow(cut.dim, 0, part.shape[cut.dim]).copy_(part)
-    parts = [torch.empty_like(mine) for _ in range(cut.parts)]
-    dist.all_gather(parts, mine, group=divided.device_mesh.get_group(cut.axis))
-    sizes = [stop - start for start, stop in (cut.bounds(length, n) for n in range(cut.parts))]
-    return torch.cat(
-        [each.narrow(cut.dim, 0, size) for each, size in zip(parts, sizes, strict=True)], cut.dim
-    )
 
 
 def cuts_of(divided: DTensor) -> list[Cut]:

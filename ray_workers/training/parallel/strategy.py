@@ -23,6 +23,7 @@ from ray_workers.training.data.sampler import DistributedBatchSampler
 from ray_workers.training.parallel.activation_checkpointing import prepare_blocks
 from ray_workers.training.parallel.gradients import EngineParts, GradientEngine
 from ray_workers.training.parallel.meta_init import materialise
+from ray_workers.training.parallel.pieces import Piece
 
 if TYPE_CHECKING:
     from ray_workers.training.elastic.rendezvous import RendezvousHandler
@@ -266,5 +267,11 @@ class Strategy(ABC):
         return self.model.state_dict()
 
     def trained(self) -> nn.Module | None:
-        """Return the complete model for the result, on rank 0. A collective."""
+        """Return the complete model for the result, on rank 0. A collective. Not called if the
+        model is divided."""
         return self.update.weights
+
+    def trained_pieces(self) -> Mapping[str, Piece]:
+        """Return this rank's pieces of a divided model for the result. The pieces of all ranks are
+        the complete model."""
+        raise NotImplementedError

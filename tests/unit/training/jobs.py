@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
 from dray.spec import JobSpec
 from ray_workers import recipes
+from ray_workers.recipes.results import read_weights
 from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.faultpoints import FaultPoint, arm
@@ -48,7 +48,7 @@ def digits() -> Workload:
 
 
 def weights(home: Path, attempt: int = 1) -> dict[str, torch.Tensor]:
-    return load_file(home / f"attempt-{attempt}" / "artifacts" / "model.safetensors")
+    return read_weights(home / f"attempt-{attempt}" / "artifacts")
 
 
 def series(home: Path, key: str, *, rank: int = 0, attempt: int = 1) -> dict[int, float]:

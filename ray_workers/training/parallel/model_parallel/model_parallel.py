@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
 from dray.spec import Parallel
 from dray.train.prepared.copies import changed, digest, tensors_in
@@ -29,7 +28,7 @@ from ray_workers.training.core.progress import NOTHING, TORN, Progress
 from ray_workers.training.data.prefetcher import Feed, Piece
 from ray_workers.training.elastic import state_transfer
 from ray_workers.training.parallel.activation_checkpointing import listed_parts, prepare_blocks
-from ray_workers.training.parallel.dtensor import Apart, local, plain_part_of, whole_of
+from ray_workers.training.parallel.dtensor import Apart, local, plain_part_of
 from ray_workers.training.parallel.gradients import EngineParts, GradientEngine
 from ray_workers.training.parallel.meta_init import materialise
 from ray_workers.training.parallel.model_parallel.device_mesh import Context, Mesh
@@ -43,6 +42,7 @@ from ray_workers.training.parallel.optim.optimizer_step import (
     OptimizerStep,
     ShardedOptimizerStep,
 )
+from ray_workers.training.parallel.pieces import Piece as WeightPiece
 from ray_workers.training.parallel.pieces import Spread
 from ray_workers.training.parallel.strategy import AUTOCAST, DataPart, Strategy, StrategyContext
 
@@ -186,33 +186,24 @@ class ModelParallel(Strategy):
         inputs, targets = samples
         return self._context.part(inputs), self._context.part(targets)
 
-    def _gathered(self, own: dict[str, Tensor]) -> dict[str, Tensor] | None:
-        """Gather the tensors of all stages on rank 0, complete and in host memory. Runs one
-        collective per divided tensor, in order."""
-        speaks = self.mesh.is_first_but_for_stages
-        mine: dict[str, Tensor] = {}
-        for name, tensor in own.items():
-            whole = whole_of(tensor) if isinstance(tensor, DTensor) else tensor
-            if speaks:
-                mine[name] = whole.cpu()
-        group = self.mesh.group("pipeline")
-        stages = [mine]
-        if group is not None and speaks:
-            stages += state_transfer.gather(lambda: mine, self.device, group)
-        if self.rank != 0:
-            return None
-        return {name: tensor for stage in stages for name, tensor in stage.items()}
-
     def state(self) -> dict[str, Any]:
         """Return the state with the pieces that this rank writes."""
-        modules = self.model, self.update.weights
-        buffers = {each.data_ptr() for module in modules for each in module.buffers()}
         spread = Spread(self.mesh.positions)
         state = {"model": self.model.state_dict(), **self.update.state_dict()}
         optimizer = state.pop("optimizer")
-        pieces: dict[str, Any] = spread.pieces(state, of_first=buffers)
+        pieces: dict[str, Any] = spread.pieces(state, of_first=self._buffers())
         divided = ("held",) if self.is_whole else ()
         return {**pieces, "optimizer": spread.pieces(optimizer, divided=divided)}
+
+    def trained_pieces(self) -> Mapping[str, WeightPiece]:
+        spread, state = Spread(self.mesh.positions), self.update.weights.state_dict()
+        pieces: dict[str, WeightPiece] = spread.pieces(state, of_first=self._buffers())
+        return pieces
+
+    def _buffers(self) -> set[int]:
+        """Return the addresses of the buffers, which each rank updates itself."""
+        modules = self.model, self.update.weights
+        return {each.data_ptr() for module in modules for each in module.buffers()}
 
     def peer_state_dict(self) -> dict[str, Any]:
         if self._parts is not None:  # the previous group's state is not in the model yet
@@ -245,16 +236,6 @@ class ModelParallel(Strategy):
 
     def whole(self) -> Mapping[str, Tensor]:
         return self._skeleton.state_dict()
-
-    def trained(self) -> nn.Module | None:
-        if self.is_whole:
-            return copy.deepcopy(self.update.weights) if self.rank == 0 else None
-        whole = self._gathered(self.model.state_dict())
-        if whole is None:
-            return None
-        model = copy.deepcopy(self._skeleton)
-        model.load_state_dict(whole, assign=True)
-        return model
 
 
 class Sharded(ModelParallel):

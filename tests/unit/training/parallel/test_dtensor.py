@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
     parallelize_module,
 )
 
-from ray_workers.training.parallel.dtensor import Cut, local, part_of, whole_of
+from ray_workers.training.parallel.dtensor import Cut, box_of, cuts_of, local, part_of
 from tests.marks import SOAK
 from tests.unit.training.ranks import run_in_group
 
@@ -43,7 +47,15 @@ def _cut_twice(rank: int) -> None:
         part = part_of(whole, parameter)
         assert local(part).shape == local(parameter).shape, name
         assert part.placements == parameter.placements, name
-        assert torch.equal(whole_of(part), whole), name
+        found = torch.zeros_like(whole)
+        target = found
+        assert isinstance(part, DTensor)
+        for dim, (start, length) in enumerate(zip(*box_of(part), strict=True)):
+            target = target.narrow(dim, start, length)
+        target.copy_(local(part))
+        dist.all_reduce(found)
+        num_holders = dist.get_world_size() // math.prod(c.parts for c in cuts_of(part))
+        assert torch.equal(found, whole * num_holders), name
 
 
 @SOAK
