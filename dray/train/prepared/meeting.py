@@ -12,7 +12,7 @@ from dray.train.prepared.batch_state import NO_STATE
 from dray.train.prepared.group import Group, everyones
 
 
-class Standing(NamedTuple):
+class RankStanding(NamedTuple):
     """The state of one rank when it joins a group."""
 
     ops: int
@@ -30,7 +30,7 @@ class Standing(NamedTuple):
 class Meeting:
     """The standings of all ranks, ordered by rank."""
 
-    def __init__(self, standings: Sequence[Standing]) -> None:
+    def __init__(self, standings: Sequence[RankStanding]) -> None:
         self._standings = standings
         self.newest = max(each.ops for each in standings)
         """Number of operations that some rank has completed; NO_STATE if no rank has a state."""
@@ -61,13 +61,13 @@ class Meeting:
         return any(each.ops == NO_STATE for each in self._standings)
 
     @property
-    def source(self) -> tuple[int, Standing] | None:
+    def source(self) -> tuple[int, RankStanding] | None:
         """The rank that hands over its state, and its standing; None if no rank can."""
         holders = [(at, each) for at, each in enumerate(self._standings) if each.is_whole]
         return max(holders, key=lambda holder: holder[1].ops, default=None)
 
 
-def meet(group: Group, mine: Standing, device: torch.device) -> Meeting:
+def meet(group: Group, mine: RankStanding, device: torch.device) -> Meeting:
     """Exchange the standings. A collective."""
     table = everyones(group, [int(each) for each in mine], device)
-    return Meeting([Standing(o, bool(w), bool(m), a, bool(b)) for o, w, m, a, b in table])
+    return Meeting([RankStanding(o, bool(w), bool(m), a, bool(b)) for o, w, m, a, b in table])

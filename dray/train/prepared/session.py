@@ -31,7 +31,7 @@ from dray.train.prepared.batch_state import NO_STATE, BatchState
 from dray.train.prepared.exchange import SampleCount
 from dray.train.prepared.group import Group, LoopPhase, everyones
 from dray.train.prepared.hooks import hook_gradients, hook_steps, refuse_stranger
-from dray.train.prepared.meeting import Meeting, Standing, meet
+from dray.train.prepared.meeting import Meeting, RankStanding, meet
 from dray.train.seeding import derive_seed, seed_generators
 
 
@@ -314,7 +314,7 @@ class TrainingSession(BatchState):
         has_state = self._ops != NO_STATE
         is_whole = has_state and self._is_anchor_whole()
         in_batch = self._is_pending and self._count.num_global > 0
-        mine = Standing(self._known_ops, is_whole, is_moved, self._anchor.ops, in_batch)
+        mine = RankStanding(self._known_ops, is_whole, is_moved, self._anchor.ops, in_batch)
         meeting = meet(group, mine, self._exchange.device)
         self._must_compare = group.world_size > 1
         self.verifies = self._must_compare and meeting.newest != NO_STATE

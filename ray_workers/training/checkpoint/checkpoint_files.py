@@ -37,8 +37,8 @@ from ray_workers.shared.frames import CheckpointDroppedReport
 from ray_workers.training.checkpoint import direct_io, safetensors_layout
 from ray_workers.training.checkpoint.save_group import (
     NotFiniteError,
+    RankReport,
     SaveAbandonedError,
-    Share,
     SharedSave,
     merged,
 )
@@ -176,7 +176,7 @@ def _commit_files(
     return CommittedCheckpoint(url, about.step, manifest_sha256, size, dict(about.metrics))
 
 
-def write_share(base_url: str, step: int, snapshot: StagedState, save: SharedSave) -> Share:
+def write_share(base_url: str, step: int, snapshot: StagedState, save: SharedSave) -> RankReport:
     """Write this rank's file of a checkpoint, and return what rank 0 needs to commit it."""
     url = url_of(base_url, step)
     faultpoint(FaultPoint.BEFORE_WRITE, step)
@@ -192,7 +192,7 @@ def write_share(base_url: str, step: int, snapshot: StagedState, save: SharedSav
         }
         for one in snapshot.locations
     }
-    return Share(entry, snapshot.tree, tensors)
+    return RankReport(entry, snapshot.tree, tensors)
 
 
 def commit_shares(

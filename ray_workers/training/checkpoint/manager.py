@@ -24,8 +24,8 @@ from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.checkpoint.checkpoint_files import CheckpointMetadata, CommittedCheckpoint
 from ray_workers.training.checkpoint.save_group import (
     NotFiniteError,
+    RankReport,
     SaveGroup,
-    Share,
     SharedSave,
 )
 from ray_workers.training.checkpoint.staging import StagedState, Stager, hold_for
@@ -224,9 +224,9 @@ class CheckpointManager:
             snapshot = _usable(taken)
             share = checkpoint_files.write_share(self._base_url, about.step, snapshot, save)
         except NotFiniteError:
-            share = Share(is_finite=False)
+            share = RankReport(is_finite=False)
         except Exception as error:  # rank 0 logs it
-            share = Share(problem=f"rank {save.rank}: {error!r}")
+            share = RankReport(problem=f"rank {save.rank}: {error!r}")
         save.report(share)
         if save.rank != 0:
             save.await_conclusion()

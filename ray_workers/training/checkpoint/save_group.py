@@ -40,7 +40,7 @@ class NotFiniteError(Exception):
 
 
 @dataclass(frozen=True)
-class Share:
+class RankReport:
     """The report of one rank about its part of a checkpoint."""
 
     file: Mapping[str, Any] = field(default_factory=dict)
@@ -123,14 +123,14 @@ class SharedSave:
         self._store.add("chunks", 1)
         self._progressed()
 
-    def report(self, share: Share) -> None:
+    def report(self, share: RankReport) -> None:
         text = json.dumps(vars(share)).encode()
         compressed = base64.b64encode(zlib.compress(text, 1)).decode()
         self._store.set(f"share-{self.rank}", compressed)
         if self._store.add("reports", 1) == self._number * self.world_size:
             self._store.set(f"reported-{self._number}", "1")
 
-    def shares(self) -> list[Share]:
+    def shares(self) -> list[RankReport]:
         """Wait for the shares of all ranks, and return them in rank order. Raises
         SaveAbandonedError if the group is broken and no rank writes."""
         if not self._is_set(f"reported-{self._number}", GRACE_S):
@@ -140,7 +140,7 @@ class SharedSave:
             )
         compressed = (self._store.get(f"share-{rank}") for rank in range(self.world_size))
         texts = (zlib.decompress(base64.b64decode(each)) for each in compressed)
-        return [Share(**json.loads(text)) for text in texts]
+        return [RankReport(**json.loads(text)) for text in texts]
 
     def conclude(self) -> None:
         """Let the other ranks continue; called on rank 0 when the save has ended."""
@@ -169,7 +169,7 @@ class SharedSave:
         return True
 
 
-def merged(shares: Sequence[Share]) -> dict[str, Any]:
+def merged(shares: Sequence[RankReport]) -> dict[str, Any]:
     """Return the document with the state of all ranks. Raises ValueError if the ranks' shares do
     not fit together.
 

@@ -38,7 +38,7 @@ ROUND_BYTES = 16 << 20
 each file is sent."""
 
 
-class Block(NamedTuple):
+class WeightBlock(NamedTuple):
     """The position of a piece in a tensor of at least one dimension."""
 
     dtype: torch.dtype
@@ -98,7 +98,7 @@ class Plan:
     """How the ranks write the files. The plan is the same on all ranks."""
 
     files: Sequence[WeightFile]
-    blocks: Sequence[Mapping[str, Block]]
+    blocks: Sequence[Mapping[str, WeightBlock]]
     """The pieces that each rank sends, indexed by rank."""
     shapes: Mapping[str, tuple[torch.dtype, torch.Size]]
 
@@ -115,12 +115,12 @@ class Plan:
         the shapes of all tensors, in the order of the model. Raises ValueError if the pieces of the
         ranks are not the whole model."""
         own = {
-            name: Block.of(piece, piece.tensor)
+            name: WeightBlock.of(piece, piece.tensor)
             for name, piece in pieces.items()
             if piece.tensor is not None and piece.tensor.numel()
         }
         blocks = process_group.gathered(own, world_size)
-        first: dict[str, Block] = {}
+        first: dict[str, WeightBlock] = {}
         for name, tensor in whole.items():
             found = [each[name] for each in blocks if name in each]
             if len({(one.dtype, one.whole) for one in found}) > 1 or tensor.numel() != sum(
@@ -183,7 +183,7 @@ def _name(number: int, num_files: int) -> str:
     return f"model-{number + 1:05d}-of-{num_files:05d}.safetensors"
 
 
-def _rounds(blocks: Mapping[str, Block], num_bytes: int) -> list[Round]:
+def _rounds(blocks: Mapping[str, WeightBlock], num_bytes: int) -> list[Round]:
     """Divide the rows of a file's tensors into rounds of at most `num_bytes`, or one row."""
     rounds: list[list[Rows]] = [[]]
     left = num_bytes
@@ -307,7 +307,7 @@ def _round_of(file: WeightFile, number: int) -> Round:
     return file.rounds[number] if number < len(file.rounds) else ()
 
 
-def _num_bytes(block: Block, rows: Rows) -> int:
+def _num_bytes(block: WeightBlock, rows: Rows) -> int:
     return len(block.overlap(rows)) * block.dtype.itemsize * math.prod(block.shape[1:])
 
 

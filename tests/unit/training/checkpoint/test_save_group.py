@@ -16,7 +16,7 @@ from dray.train.checkpoints import CheckpointRef
 from ray_workers.training.checkpoint import checkpoint_files, direct_io, manager, save_group
 from ray_workers.training.checkpoint.checkpoint_files import CheckpointMetadata
 from ray_workers.training.checkpoint.manager import CheckpointManager
-from ray_workers.training.checkpoint.save_group import SaveAbandonedError, SaveGroup, Share
+from ray_workers.training.checkpoint.save_group import RankReport, SaveAbandonedError, SaveGroup
 from ray_workers.training.checkpoint.stored_tensors import StoredFile, stored_tensors
 from ray_workers.training.core.faultpoints import disarm
 from ray_workers.training.parallel.pieces import Piece
@@ -57,7 +57,7 @@ def test_the_store_does_not_grow_with_the_number_of_saves() -> None:
         saves = [group.next_save() for group in ranks]
         for save in saves:
             save.wrote()
-            save.report(Share(tree=number))
+            save.report(RankReport(tree=number))
         assert [share.tree for share in saves[0].shares()] == [number, number]
         saves[0].conclude()
         saves[1].await_conclusion()
@@ -78,10 +78,10 @@ def test_a_rank_of_a_broken_group_that_still_writes_is_waited_for(
         if next(chunks, None) is not None:
             second.wrote()
         elif clock[0] > 6 * save_group.GRACE_S:
-            second.report(Share(tree=2))
+            second.report(RankReport(tree=2))
 
     monkeypatch.setattr(save_group.time, "sleep", pass_time)
-    first.report(Share(tree=1))
+    first.report(RankReport(tree=1))
     first._group.disband()
     assert [share.tree for share in first.shares()] == [1, 2]
 
@@ -91,7 +91,7 @@ def test_a_rank_of_a_broken_group_that_writes_no_more_is_given_up(
 ) -> None:
     monkeypatch.setattr(save_group, "GRACE_S", 0.05)
     first, second = (group.next_save() for group in groups(2))
-    first.report(Share())
+    first.report(RankReport())
     second.wrote()
     first._group.disband()
     with pytest.raises(SaveAbandonedError, match="1 of 2"):
@@ -121,7 +121,7 @@ def test_a_rank_that_waits_for_a_save_counts_as_alive_only_while_any_rank_writes
         waiting.join(0.01)
     assert first._num_chunks == known
     assert waiting.is_alive()
-    save.report(Share(problem="rank 1: no"))
+    save.report(RankReport(problem="rank 1: no"))
     waiting.join(30.0)
     assert not waiting.is_alive()
     assert len(signs) <= known + 1
