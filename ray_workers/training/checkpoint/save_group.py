@@ -196,7 +196,7 @@ def _merged_trees(one: Any, other: Any, path: str) -> Any:
     """Merge two trees. They have different items of dictionaries; what both of them have is
     identical, except for the parameters of an optimizer's groups."""
     if path == "optimizer/param_groups":
-        return _merged_groups(one["list"] + other["list"])
+        return _merged_groups(one["list"], other["list"])
     if not isinstance(one, Mapping) or "dict" not in one or not isinstance(other, Mapping):
         return one
     items = dict(map(tuple, one["dict"]))
@@ -206,19 +206,25 @@ def _merged_trees(one: Any, other: Any, path: str) -> Any:
     return {"dict": [[key, value] for key, value in items.items()]}
 
 
-def _merged_groups(groups: Sequence[Any]) -> Any:
-    """Merge groups of parameters that have the same options."""
-    found: dict[str, tuple[list[Any], dict[Any, None]]] = {}
-    for group in groups:
-        options = [item for item in group["dict"] if item[0] != "params"]
-        (names,) = (value["list"] for key, value in group["dict"] if key == "params")
-        found.setdefault(json.dumps(options), (options, {}))[1].update(dict.fromkeys(names))
-    return {
-        "list": [
-            {"dict": [*options, ["params", {"list": list(names)}]]}
-            for options, names in found.values()
-        ]
-    }
+def _merged_groups(ours: Sequence[Any], theirs: Sequence[Any]) -> Any:
+    """Merge the groups of parameters of two ranks: groups with the same options, one of each rank.
+    A stage without the parameters of a group doesn't have the group."""
+    groups = [_options_and_names(each) for each in ours]
+    left = list(range(len(groups)))
+    for options, names in map(_options_and_names, theirs):
+        same = next((at for at in left if groups[at][0] == options), None)
+        if same is None:
+            groups.append((options, names))
+        else:
+            left.remove(same)
+            groups[same] = options, list(dict.fromkeys([*groups[same][1], *names]))
+    merged = [{"dict": [*options, ["params", {"list": names}]]} for options, names in groups]
+    return {"list": merged}
+
+
+def _options_and_names(group: Any) -> tuple[list[Any], list[str]]:
+    (names,) = (value["list"] for key, value in group["dict"] if key == "params")
+    return [item for item in group["dict"] if item[0] != "params"], names
 
 
 def _names(tree: Any) -> Any:
