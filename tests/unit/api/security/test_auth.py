@@ -206,7 +206,9 @@ def test_who_did_something_to_a_job_is_in_its_events_and_in_the_log(
     assert "actor" not in events[0]["data"]
     assert guarded.ask("DELETE", f"/v1/jobs/{job_id}", headers=ann).status_code == 204
     told = [
-        record.getMessage() for record in caplog.records if record.name == "service.jobs.service"
+        record.getMessage()
+        for record in caplog.records
+        if record.name in ("service.jobs.service", "service.jobs.deletions")
     ]
     assert told == [
         f"the job {job_id} was cancelled by bob",

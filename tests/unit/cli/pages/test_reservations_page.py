@@ -15,7 +15,8 @@ TOUR_TAKES_S = 200
 def test_every_block_does_what_the_page_says(tmp_path: Path) -> None:
     with serving(tmp_path / "home") as server:
         said = run_tour(server, tmp_path, blocks_of(PAGE), takes_s=TOUR_TAKES_S)
-    created, overlaps, refused, in_python = said
+    created, cluster, overlaps, refused, in_python = said
+    assert cluster.split()[-1] == "RESERVATIONS"
     assert "nodes      2 nodes\n" in created
     assert "for        maintenance\n" in created
     assert "QUEUED" in created
