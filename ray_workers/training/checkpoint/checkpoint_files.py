@@ -203,14 +203,14 @@ def commit_shares(
     url = url_of(base_url, about.step)
     # If this rank is cut off, the next group may have committed the checkpoint.
     with _removed_after_error(url, unless_committed=True):
-        shares = save.shares()
-        if not all(share.is_finite for share in shares):
+        reports = save.reports()
+        if not all(report.is_finite for report in reports):
             raise NotFiniteError
-        problems = [share.problem for share in shares if share.problem is not None]
+        problems = [report.problem for report in reports if report.problem is not None]
         if problems:
             raise SaveAbandonedError(problems[0])
-        entries = {str(share.file["path"]): dict(share.file) for share in shares}
-        state = merged(shares)
+        entries = {str(report.file["path"]): dict(report.file) for report in reports}
+        state = merged(reports)
         sizes = {name: StoredFile(torch.empty, one["size_bytes"]) for name, one in entries.items()}
         stored_tensors(state["tensors"], sizes)  # checks the pieces
         for name in entries:

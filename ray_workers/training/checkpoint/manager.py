@@ -222,12 +222,12 @@ class CheckpointManager:
             return checkpoint_files.commit(self._base_url, about, _usable(taken), self._wrote)
         try:
             snapshot = _usable(taken)
-            share = checkpoint_files.write_share(self._base_url, about.step, snapshot, save)
+            report = checkpoint_files.write_share(self._base_url, about.step, snapshot, save)
         except NotFiniteError:
-            share = RankReport(is_finite=False)
+            report = RankReport(is_finite=False)
         except Exception as error:  # rank 0 logs it
-            share = RankReport(problem=f"rank {save.rank}: {error!r}")
-        save.report(share)
+            report = RankReport(problem=f"rank {save.rank}: {error!r}")
+        save.send(report)
         if save.rank != 0:
             save.await_conclusion()
             return None

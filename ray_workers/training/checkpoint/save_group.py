@@ -123,22 +123,22 @@ class SharedSave:
         self._store.add("chunks", 1)
         self._progressed()
 
-    def report(self, share: RankReport) -> None:
-        text = json.dumps(vars(share)).encode()
+    def send(self, report: RankReport) -> None:
+        text = json.dumps(vars(report)).encode()
         compressed = base64.b64encode(zlib.compress(text, 1)).decode()
-        self._store.set(f"share-{self.rank}", compressed)
+        self._store.set(f"report-{self.rank}", compressed)
         if self._store.add("reports", 1) == self._number * self.world_size:
             self._store.set(f"reported-{self._number}", "1")
 
-    def shares(self) -> list[RankReport]:
-        """Wait for the shares of all ranks, and return them in rank order. Raises
+    def reports(self) -> list[RankReport]:
+        """Wait for the reports of all ranks, and return them in rank order. Raises
         SaveAbandonedError if the group is broken and no rank writes."""
         if not self._is_set(f"reported-{self._number}", GRACE_S):
             num = self._store.add("reports", 0) - (self._number - 1) * self.world_size
             raise SaveAbandonedError(
                 f"the group broke when {num} of {self.world_size} ranks had written their parts"
             )
-        compressed = (self._store.get(f"share-{rank}") for rank in range(self.world_size))
+        compressed = (self._store.get(f"report-{rank}") for rank in range(self.world_size))
         texts = (zlib.decompress(base64.b64decode(each)) for each in compressed)
         return [RankReport(**json.loads(text)) for text in texts]
 
@@ -169,18 +169,18 @@ class SharedSave:
         return True
 
 
-def merged(shares: Sequence[RankReport]) -> dict[str, Any]:
-    """Return the document with the state of all ranks. Raises ValueError if the ranks' shares do
+def merged(reports: Sequence[RankReport]) -> dict[str, Any]:
+    """Return the document with the state of all ranks. Raises ValueError if the ranks' parts do
     not fit together.
 
     `tree` is the merged tree. `tensors` contains, for each tensor, `dtype`, the `shape` of the
     whole tensor, and its `pieces`: (file, offset in bytes, index of the first element, shape).
     """
-    tree = shares[0].tree
+    tree = reports[0].tree
     tensors: dict[str, Any] = {}
-    for share in shares:
-        tree = _merged_trees(tree, share.tree, "")
-        for name, entry in share.tensors.items():
+    for report in reports:
+        tree = _merged_trees(tree, report.tree, "")
+        for name, entry in report.tensors.items():
             known = tensors.setdefault(name, {**entry, "pieces": []})
             if (known["dtype"], known["shape"]) != (entry["dtype"], entry["shape"]):
                 raise ValueError(f"{name} has different types or shapes on different ranks")

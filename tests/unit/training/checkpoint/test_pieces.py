@@ -50,7 +50,7 @@ def commit(base_url: str, step: int, states: Sequence[State]) -> CheckpointRef:
     ]
     for save, state in zip(saves, states, strict=True):
         share = checkpoint_files.write_share(base_url, step, Stager().take(state), save)
-        save.report(share)
+        save.send(share)
     about = CheckpointMetadata(step, {}, {"epoch": 0})
     saved = checkpoint_files.commit_shares(base_url, about, saves[0])
     return CheckpointRef(saved.url, step, saved.manifest_sha256)

@@ -57,8 +57,8 @@ def test_the_store_does_not_grow_with_the_number_of_saves() -> None:
         saves = [group.next_save() for group in ranks]
         for save in saves:
             save.wrote()
-            save.report(RankReport(tree=number))
-        assert [share.tree for share in saves[0].shares()] == [number, number]
+            save.send(RankReport(tree=number))
+        assert [report.tree for report in saves[0].reports()] == [number, number]
         saves[0].conclude()
         saves[1].await_conclusion()
         sizes.append(ranks[0].store.num_keys())
@@ -78,12 +78,12 @@ def test_a_rank_of_a_broken_group_that_still_writes_is_waited_for(
         if next(chunks, None) is not None:
             second.wrote()
         elif clock[0] > 6 * save_group.GRACE_S:
-            second.report(RankReport(tree=2))
+            second.send(RankReport(tree=2))
 
     monkeypatch.setattr(save_group.time, "sleep", pass_time)
-    first.report(RankReport(tree=1))
+    first.send(RankReport(tree=1))
     first._group.disband()
-    assert [share.tree for share in first.shares()] == [1, 2]
+    assert [report.tree for report in first.reports()] == [1, 2]
 
 
 def test_a_rank_of_a_broken_group_that_writes_no_more_is_given_up(
@@ -91,11 +91,11 @@ def test_a_rank_of_a_broken_group_that_writes_no_more_is_given_up(
 ) -> None:
     monkeypatch.setattr(save_group, "GRACE_S", 0.05)
     first, second = (group.next_save() for group in groups(2))
-    first.report(RankReport())
+    first.send(RankReport())
     second.wrote()
     first._group.disband()
     with pytest.raises(SaveAbandonedError, match="1 of 2"):
-        first.shares()
+        first.reports()
 
 
 def test_a_rank_that_waits_for_a_save_counts_as_alive_only_while_any_rank_writes(
@@ -121,7 +121,7 @@ def test_a_rank_that_waits_for_a_save_counts_as_alive_only_while_any_rank_writes
         waiting.join(0.01)
     assert first._num_chunks == known
     assert waiting.is_alive()
-    save.report(RankReport(problem="rank 1: no"))
+    save.send(RankReport(problem="rank 1: no"))
     waiting.join(30.0)
     assert not waiting.is_alive()
     assert len(signs) <= known + 1
@@ -155,7 +155,7 @@ def test_a_rank_0_that_was_cut_off_spares_the_checkpoint_of_the_next_group(
         one.save(ABOUT, half(rank))
     for one in following:
         one.wait()
-    cut_off.group.store.set("share-1", "damaged")  # type: ignore[union-attr]
+    cut_off.group.store.set("report-1", "damaged")  # type: ignore[union-attr]
     cut_off.group.store.set("reported-1", "1")  # type: ignore[union-attr]
     cut_off.wait()
     (saved,) = checkpoint_files.committed(cut_off._base_url)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from ray_workers.shared.contracts import Slice
+from service.domain.scheduling.placement.gangs import WorkerKind
+from service.domain.scheduling.placement.pools import Offer
 from service.domain.scheduling.placement.slots import held_on, offered
+from service.domain.scheduling.placement.stock import Stock
 from service.domain.scheduling.policy import Holder, Node, Request, RunningJob, Snapshot, WaitingJob
 from service.domain.scheduling.rules.eviction import MIN_RUN_S
 
@@ -57,3 +61,19 @@ def snapshot(
         total = {"GPU": gpus}
         nodes.append(Node(name, total, offered(total, total, held_on(name, holders))))
     return Snapshot(tuple(queue), tuple(nodes), True, holders, running=tuple(there), **facts)
+
+
+def change(
+    chance: random.Random, stock: Stock, offer: Offer, kind: WorkerKind, node_id: str
+) -> None:
+    """Take, expect, promise or set aside slots for one to three workers."""
+    slices = (Slice(node_id, chance.randint(1, 3)),)
+    match chance.randrange(4):
+        case 0:
+            stock.take("a", kind, slices)
+        case 1:
+            stock.expect("b", kind, slices)
+        case 2:
+            stock.promise("c", kind, slices)
+        case _:
+            offer.reserved.set_aside(kind, slices[0].num_workers)

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gangs
 from service.domain.scheduling.placement.pools import Offer
 from service.domain.scheduling.placement.slots import Node, Request
 from service.domain.scheduling.placement.stock import Stock
 from service.domain.scheduling.placement.topology import Topology
+from tests.unit.service.domain.scheduling.snapshots import change
 
 BUNDLES = ({"GPU": 1.0}, {"CPU": 2.0, "GPU": 1.0}, {"CPU": 1.0}, {"GPU": 4.0}, {"GPU": 0.5})
 TOTALS = ({"CPU": 8.0, "GPU": 4.0}, {"CPU": 4.0}, {"CPU": 4.0, "GPU": 8.0})
@@ -36,17 +36,7 @@ def test_the_capacity_is_what_fits_on_each_node_without_what_is_set_aside(seed: 
     stock = Stock(nodes, gangs, Topology((), nodes))
     offer = Offer(stock)
     for _ in range(60):
-        kind, node = chance.choice(kinds), chance.choice(nodes)
-        slices = (Slice(node.id, chance.randint(1, 3)),)
-        match chance.randrange(4):
-            case 0:
-                stock.take("a", kind, slices)
-            case 1:
-                stock.expect("b", kind, slices)
-            case 2:
-                stock.promise("c", kind, slices)
-            case _:
-                offer.reserved.set_aside(kind, slices[0].num_workers)
+        change(chance, stock, offer, chance.choice(kinds), chance.choice(nodes).id)
         for pool in (offer.now, offer.soon):
             asked = chance.choice(kinds)
             capacity = sum(asked.fits(*(pool.at(node.id) or ((),))) for node in nodes)

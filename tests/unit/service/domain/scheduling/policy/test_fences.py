@@ -9,7 +9,6 @@ from datetime import timedelta
 
 import pytest
 
-from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gangs
 from service.domain.scheduling.placement.pools import Offer
 from service.domain.scheduling.placement.slots import Node, Request, fits
@@ -19,7 +18,7 @@ from service.domain.scheduling.policy import Snapshot, WaitingJob
 from service.domain.scheduling.policy.windows import Windows
 from service.domain.scheduling.rules.order import SETTLING_S
 from service.domain.scheduling.rules.reservations import Reservation
-from tests.unit.service.domain.scheduling.snapshots import NOW
+from tests.unit.service.domain.scheduling.snapshots import NOW, change
 
 USERS, QUEUES = ("ann", "ben", "cy"), ("default", "night")
 TOTALS = ({"CPU": 8.0, "GPU": 4.0}, {"CPU": 4.0}, {"CPU": 4.0, "GPU": 8.0})
@@ -137,17 +136,7 @@ def test_the_capacity_is_what_fits_outside_of_the_fence(seed: int) -> None:
         assert stock.kinds.whole(kind) == sum(sizes)
         assert stock.kinds.largest(kind) == max(sizes, default=0)
     for _ in range(60):
-        kind, node = chance.choice(kinds), chance.choice(seen.nodes)
-        slices = (Slice(node.id, chance.randint(1, 3)),)
-        match chance.randrange(4):
-            case 0:
-                stock.take("a", kind, slices)
-            case 1:
-                stock.expect("b", kind, slices)
-            case 2:
-                stock.promise("c", kind, slices)
-            case _:
-                offer.reserved.set_aside(kind, slices[0].num_workers)
+        change(chance, stock, offer, chance.choice(kinds), chance.choice(seen.nodes).id)
         for pool in (offer.now, offer.soon):
             asked = chance.choice(kinds)
             closed = frozenset[str]() if asked.fence is None else asked.fence.nodes
