@@ -195,7 +195,8 @@ def bind_once_free(to_bind: socket.socket, address: tuple[str, int]) -> None:
 @pytest.mark.usefixtures("source")
 def test_a_caller_that_is_gone_is_not_taken_for_the_next_one_at_its_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        gone = socket.create_connection(listener.getsockname())
+        # Other processes connect from 127.0.0.1, so none of them takes the port in between.
+        gone = socket.create_connection(listener.getsockname(), source_address=("127.0.0.2", 0))
         port = gone.getsockname()
         gone.sendall(b"POST")
         gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
