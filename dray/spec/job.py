@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, StrictBool, model_validator
 
+from dray.spec.check import Check
 from dray.spec.checkpoint import Checkpoint, InitFrom
 from dray.spec.checks import copies, division, group, training
 from dray.spec.federated import job_checks
@@ -96,6 +97,9 @@ class JobSpec(Document):
     init_from: InitFrom | None = None
     environment: Environment | None = None
     """Packages and environment variables for the ranks, in addition to what their nodes provide."""
+    check: Check | None = None
+    """Checks for faults that raise no error, such as bits that change in the memory of a device. If
+    unset, nothing is checked."""
     profile: Profile | None = None
     """Steps to profile. If unset, no step is profiled."""
     metrics: Annotated[list[Metric], Field(max_length=64)] = []
@@ -292,6 +296,7 @@ class JobSpec(Document):
         group.check_elastic(self)
         copies.check(self)
         job_checks.check(self)
+        copies.check_comparison(self)
         division.check_balance(self)
         training.check_noise(self)
         training.check_batch_range(self)

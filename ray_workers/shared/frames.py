@@ -62,6 +62,7 @@ if TYPE_CHECKING:  # only `decoding` imports these, and with them pydantic
 
 MAX_STRAGGLERS = 64
 MAX_PASSED_OVER = 100
+MAX_CULPRITS = 64
 MAX_COLUMNS = 1000
 
 
@@ -188,6 +189,16 @@ class ResumedReport(Report):
 
 
 @dataclass(frozen=True)
+class Culprit:
+    """A rank whose replica differs from the majority."""
+
+    rank: Count
+    hostname: Receipt
+    device: Receipt
+    """Such as `cpu`, or `cuda:0 GPU-...` with the GPU's UUID."""
+
+
+@dataclass(frozen=True)
 class StragglersReport(Report):
     """The ranks that take longer per sample than the other ranks; empty once there are no such
     ranks."""
@@ -216,6 +227,22 @@ class DivergenceReport(Report):
     """None for an evaluation."""
     then: OnDivergence
     """`train.on_divergence` of the job document."""
+
+
+@dataclass(frozen=True)
+class ReplicasReport(Report):
+    """The result of a comparison of the model's replicas."""
+
+    KIND = FrameKind.REPLICAS
+    step: Count
+    num_differing: Count
+    """Number of ranks whose replica differs from the largest set of equal replicas."""
+    culprits: Annotated[Sequence[Culprit], first(MAX_CULPRITS)]
+    is_drill: Flag
+    """Whether a drill changed the state of one of the ranks."""
+
+    def body(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,7 @@ GIVE_UP_CODES = frozenset(
         "runtime_exceeded",
         "worker_lost",
         "infrastructure",
+        "corrupted",
         "supervisor_lost",
     }
 )
@@ -85,6 +86,7 @@ RETRY_CODES = frozenset(
         "data_unreachable",
         "worker_lost",
         "infrastructure",
+        "corrupted",
         "supervisor_lost",
         "slots_unavailable",
         "node_lost",

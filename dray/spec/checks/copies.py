@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dray.spec.fields import wrong
-from dray.spec.training.sync import AutoSync, Gossip, ParameterServer
+from dray.spec.training.sync import AllReduce, AutoSync, Gossip, ParameterServer
 
 if TYPE_CHECKING:
     from dray.spec.job import JobSpec
@@ -57,6 +57,36 @@ def check(spec: JobSpec) -> None:
         )
     if compression.name == "topk" and optimizer.name == "lars":
         raise wrong("/sync/compression/name", "must not be topk with lars: use sgd or lamb")
+
+
+def check_comparison(spec: JobSpec) -> None:
+    """Check that the job has replicas of the model that are equal after every step."""
+    if spec.check is None:
+        return
+    at = "/check/replicas_every"
+    if spec.script is not None:
+        raise wrong(at, "is only for recipes: leave check out, or compare the ranks in the script")
+    if spec.federated is not None:
+        raise wrong(at, "can't be combined with federated, whose clients train different copies")
+    if spec.sync is not None and not isinstance(spec.sync, AllReduce):
+        kinds = f"sync.kind {spec.sync.kind}"
+        why = (
+            "might choose copies that differ"
+            if isinstance(spec.sync, AutoSync)
+            else "has no copies of the model that are equal after every step"
+        )
+        raise wrong(at, f"can't be combined with {kinds}, which {why}: use sync.kind all_reduce")
+    if spec.takes_local_steps:
+        raise wrong(at, "requires sync.every 1: with local steps, the ranks' weights differ")
+    if spec.parallel.auto:
+        raise wrong(
+            at,
+            "requires axes that are numbers, because `auto` might choose a division without "
+            "replicas: set parallel.data to 2 or more",
+        )
+    if spec.num_replicas < 2:
+        how = "parallel.data" if spec.is_divided else "resources.num_workers"
+        raise wrong(at, f"requires at least two replicas of the model: set {how} to 2 or more")
 
 
 def _check_servers(spec: JobSpec, sync: ParameterServer) -> None:

@@ -1,9 +1,10 @@
-"""Copies of nested states, and digests of tensors. Digests are computed on the tensors' devices.
+"""Copies of nested states, and checksums of tensors. Checksums are computed on the tensors' devices.
 
 Each 32-bit word of a tensor is multiplied by an odd number that depends on its position, and the
 products are added modulo 2**64. Every change of a single word changes the sum, because an odd
 number has an inverse modulo 2**64. Other changes, such as two swapped words, are missed with a
-probability of about 2**-31. A digest protects against faults, not against an adversary.
+probability of about 2**-31 by one sum, and of about 2**-62 by two sums with independent numbers. A
+checksum protects against faults, not against an adversary.
 """
 
 from __future__ import annotations
@@ -22,16 +23,35 @@ _ROWS = 1 << 9
 """Number of rows that are multiplied at a time, which limits the memory to 64 MiB."""
 
 
-@torch.no_grad()
 def digest(tensors: Iterable[Tensor]) -> int:
     """Return a number in [-2**63, 2**63) that is the same for equal tensors in the same order. The
     number also depends on the tensors' types, shapes, and signs of zeros."""
-    found = 0
-    for tensor in tensors:
+    return checksum(tensors, num_sums=1)[0]
+
+
+@torch.no_grad()
+def checksum(tensors: Iterable[Tensor], *, num_sums: int = 2) -> tuple[int, ...]:
+    """Return independent numbers in [-2**63, 2**63) that are the same for equal tensors in the same
+    order. The numbers also depend on the tensors' types, shapes, and signs of zeros. No tensor is
+    copied to another device, and each device is waited for once."""
+    kinds: list[int] = []
+    by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
+    for place, tensor in enumerate(tensors):
         kind = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
-        found = _wrapped(found * _STEP + int.from_bytes(kind, "little") % _LARGE)
-        found = _wrapped(found * _STEP + _of_words(tensor))
-    return found
+        kinds.append(int.from_bytes(kind, "little") % _LARGE)
+        sums = _of_words(tensor, num_sums)
+        by_device.setdefault(tensor.device, []).append((place, sums))
+    of_tensors: list[list[int]] = [[]] * len(kinds)
+    for found in by_device.values():
+        values = torch.stack([sums for _, sums in found]).tolist()
+        for (place, _), value in zip(found, values, strict=True):
+            of_tensors[place] = value
+    totals = [0] * num_sums
+    for kind_number, sums_of_tensor in zip(kinds, of_tensors, strict=True):
+        for number, value in enumerate(sums_of_tensor):
+            total = totals[number] * _STEP + kind_number
+            totals[number] = _wrapped(total * _STEP + value)
+    return tuple(totals)
 
 
 def changed(state: Any, change: Callable[[Any], Any]) -> Any:
@@ -75,34 +95,44 @@ def _wrapped(number: int) -> int:
     return (number + 2**63) % 2**64 - 2**63
 
 
-def _of_words(tensor: Tensor) -> int:
-    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+def _of_words(tensor: Tensor, num_sums: int) -> Tensor:
+    """Return the sums over the tensor's words, int64 of shape (num_sums,), on its device."""
+    data = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     whole = data.numel() - data.numel() % 4
     words = (
         data[:whole].view(torch.int32)
         if data.storage_offset() % 4 == 0
         else (data[:whole].clone().view(torch.int32))
     )
-    rest = int.from_bytes(bytes(data[whole:].tolist()), "little")
-    columns = _odd_numbers(_WIDTH, words.device)
-    total = rest
+    factors = [_odd_numbers(number, words.device) for number in range(num_sums)]
+    total = torch.zeros(num_sums, dtype=torch.int64, device=words.device)
+    if whole < data.numel():
+        rest = torch.zeros(4, dtype=torch.uint8, device=words.device)
+        rest[: data.numel() - whole] = data[whole:]
+        total += rest.view(torch.int32)
     for number, first in enumerate(range(0, words.numel(), _WIDTH * _ROWS)):
         part = words[first : first + _WIDTH * _ROWS]
-        num_rows, left = divmod(part.numel(), _WIDTH)
-        sums = []
-        if num_rows:
-            rows = part[: num_rows * _WIDTH].view(num_rows, _WIDTH).to(torch.int64)
-            sums.append(rows.mul_(columns).sum(1))
-        if left:
-            sums.append((part[-left:].to(torch.int64) * columns[:left]).sum().reshape(1))
-        of_rows = torch.cat(sums)
-        weighed = (of_rows * _odd_numbers(_WIDTH, words.device)[-of_rows.numel() :]).sum()
-        total = _wrapped(total * _STEP + int(weighed.item()) + number)
+        weighed = torch.stack([_weighed(part, columns) for columns in factors])
+        total = total * _wrapped(_STEP) + weighed + number
     return total
 
 
+def _weighed(part: Tensor, columns: Tensor) -> Tensor:
+    """Return the sum of up to `_WIDTH * _ROWS` words, each multiplied by the factor of its column
+    and the factor of its row."""
+    num_rows, left = divmod(part.numel(), _WIDTH)
+    sums = []
+    if num_rows:
+        rows = part[: num_rows * _WIDTH].view(num_rows, _WIDTH).to(torch.int64)
+        sums.append(rows.mul_(columns).sum(1))
+    if left:
+        sums.append((part[-left:].to(torch.int64) * columns[:left]).sum().reshape(1))
+    of_rows = torch.cat(sums)
+    return (of_rows * columns[-of_rows.numel() :]).sum()
+
+
 @functools.cache
-def _odd_numbers(count: int, device: torch.device) -> Tensor:
-    generator = torch.Generator().manual_seed(0x0DD)
-    drawn = torch.randint(-(2**62), 2**62, (count,), dtype=torch.int64, generator=generator)
+def _odd_numbers(number: int, device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(0x0DD + number)
+    drawn = torch.randint(-(2**62), 2**62, (_WIDTH,), dtype=torch.int64, generator=generator)
     return (drawn * 2 + 1).to(device)

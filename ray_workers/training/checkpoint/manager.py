@@ -72,6 +72,8 @@ class CheckpointManager:
         self._step = -1
         self._snapshot: StagedState | None = None
         self._writing: Future[float] | None = None
+        self.checked_step: int | None = None
+        """Last step after which the replicas of the model are known to have been equal."""
         self.group: SaveGroup | None = None
         """The ranks that save together; None if rank 0 saves alone."""
 
@@ -246,7 +248,12 @@ class CheckpointManager:
 
     def _superseded(self, known: Known) -> list[CommittedCheckpoint]:
         return superseded(
-            self._saved, keep=self._keep, best=self._best, reported=self._reported, known=known
+            self._saved,
+            keep=self._keep,
+            best=self._best,
+            checked_step=self.checked_step,
+            reported=self._reported,
+            known=known,
         )
 
     def _drop_superseded(self) -> None:
@@ -266,17 +273,22 @@ def superseded(
     *,
     keep: int,
     best: str | None,
+    checked_step: int | None = None,
     reported: Mapping[str, float] | None = None,
     known: Known = EVERYTHING,
 ) -> list[CommittedCheckpoint]:
-    """Return the checkpoints to delete: all except the best checkpoint and the checkpoints that
-    `dray.train.checkpoints.staying` returns. A pure function.
+    """Return the checkpoints to delete: all except the best checkpoint, the last checkpoint up to
+    `checked_step`, and the checkpoints that `dray.train.checkpoints.staying` returns. A pure
+    function.
 
     The best checkpoint has the lowest loss or error, or the highest value of any other metric; if
     several checkpoints have this value, the earliest of them is the best.
     """
     in_order = [one.url for one in sorted(saved, key=lambda one: one.step)]
     kept = staying(in_order, keep=keep, reported=reported or {}, known=known)
+    checked = [one for one in saved if checked_step is not None and one.step <= checked_step]
+    if checked:
+        kept.add(max(checked, key=lambda one: one.step).url)
     if best is not None:
         sign = sign_of(best)
         measured = [

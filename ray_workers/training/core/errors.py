@@ -84,6 +84,18 @@ class CopiesDifferError(PartsLostError):
         )
 
 
+class ReplicasDifferError(PartsLostError):
+    """A comparison has shown that replicas of the model differ, although no rank reported an
+    error."""
+
+    def __init__(self, message: str) -> None:
+        Exception.__init__(self, message)
+
+
+class CorruptedReplicaError(ReplicasDifferError):
+    """Like `ReplicasDifferError`, on a rank whose replica differs from a majority."""
+
+
 def cause_of(error: BaseException) -> Cause:
     """Return the cause of an attempt that ended with this error: INFRASTRUCTURE if a disk or a
     store failed, WORKER_LOST if the error is only a consequence of a peer's death.
@@ -95,6 +107,8 @@ def cause_of(error: BaseException) -> Cause:
     for seen in chain_of(error, has_context=False):
         if isinstance(seen, DataError):
             return Cause.BAD_DATA
+        if isinstance(seen, ReplicasDifferError):
+            return Cause.CORRUPTED
         if isinstance(seen, DivergedError):
             return Cause.DIVERGED
         if isinstance(seen, SourceUnavailableError):

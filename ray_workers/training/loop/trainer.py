@@ -22,7 +22,7 @@ from ray_workers.training.checkpoint.manager import CheckpointManager
 from ray_workers.training.checkpoint.save_group import SaveGroup
 from ray_workers.training.checkpoint.triggers import CheckpointTriggers
 from ray_workers.training.core.divergence import Divergence
-from ray_workers.training.core.errors import DifferentDataError, Preempted
+from ray_workers.training.core.errors import CopiesDifferError, DifferentDataError, Preempted
 from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 from ray_workers.training.core.progress import NOTHING, Progress
 from ray_workers.training.core.schedule import LearningRates
@@ -35,6 +35,7 @@ from ray_workers.training.loop import result
 from ray_workers.training.loop.client_evaluation import evaluation_of
 from ray_workers.training.loop.comm_metrics import CommMetrics
 from ray_workers.training.loop.profiler import Profiler
+from ray_workers.training.loop.replica_check import ReplicaCheck
 from ray_workers.training.loop.step_reporter import StepFigures, StepReporter
 from ray_workers.training.loop.training_state import TrainingState
 from ray_workers.training.parallel import StrategyContext, calendar_of, strategy_of
@@ -77,6 +78,7 @@ class Trainer:
         )
         self.strategy = strategy_of(given)
         self.comm_metrics: CommMetrics | None = None
+        self.replica_check = ReplicaCheck(spec, self.device)
         self.evaluation = evaluation_of(given, self.strategy)
         self.profiler = Profiler(spec.profile, self.device)
         self.divergence = Divergence(options.on_divergence, is_scaled=options.precision == "fp16")
@@ -133,7 +135,8 @@ class Trainer:
             if peer_state is not None:
                 self.state.load_peer_state(peer_state)
             self.state.progress = Progress(newest)
-            self.strategy.compare_copies()
+            if self.strategy.compare_copies().num_differing:
+                raise CopiesDifferError
         if self.spec.is_divided:
             self.checkpoints.group = SaveGroup.of(self.task, self.assignment, self.page)
         if self.assignment.batch_size is not None:
@@ -149,6 +152,9 @@ class Trainer:
         if self.rank == 0 and newest != NOTHING and is_new:
             self._take_over()
         self.was_rank = self.rank
+        self.replica_check.starts_at(self.progress.step)
+        if self.spec.check is not None:
+            self.checkpoints.checked_step = self.progress.step
         self.page.begin(self.assignment.generation, self.progress.step)
         faultpoint(FaultPoint.RESTORED, self.progress.step, self)
 
@@ -304,6 +310,11 @@ class Trainer:
         """Mark the step as completed, regardless of what happens to the group."""
         self.state.progress = Progress.just_after(step)
         self.page.commit(step)
+
+    def check_replicas(self, step: int) -> None:
+        """Compare the replicas of the model if the document asks for it after this step."""
+        if self.replica_check.after_step(step, self.strategy):
+            self.checkpoints.checked_step = step
 
     def _time_of(self, step: int) -> TimeCategory:
         again = step <= self.task.furthest_step

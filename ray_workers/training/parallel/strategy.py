@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -21,9 +21,11 @@ from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMapp
 from ray_workers.training.data.prefetcher import Feed, Prefetcher, Share
 from ray_workers.training.data.sampler import DistributedBatchSampler
 from ray_workers.training.parallel.activation_checkpointing import prepare_blocks
+from ray_workers.training.parallel.dtensor import local
 from ray_workers.training.parallel.gradients import EngineParts, GradientEngine
 from ray_workers.training.parallel.meta_init import materialise
 from ray_workers.training.parallel.pieces import Piece
+from ray_workers.training.parallel.replicas import Comparison, Replicated, compare, flip_bit
 
 if TYPE_CHECKING:
     from ray_workers.training.elastic.rendezvous import RendezvousHandler
@@ -181,10 +183,24 @@ class Strategy(ABC):
         state: returns the state that ranks with less progress need for `load`.
         """
 
-    def compare_copies(self) -> None:  # noqa: B027
-        """Raise CopiesDifferError if weights or optimizer states that should be equal differ
-        between ranks after a transfer. A collective. Does nothing if each rank has its own
-        weights."""
+    def replicated(self) -> Sequence[Replicated]:
+        """Return the parts of the state of which other ranks hold equal copies after every step;
+        empty if each rank has its own weights, or if there are no replicas."""
+        return ()
+
+    def compare_copies(self) -> Comparison:
+        """Compare the weights and optimizer states that should be equal between ranks. A
+        collective."""
+        return compare(self.replicated(), self.device, self.world_size)
+
+    def flip_bit(self) -> None:
+        """Flip a bit of a parameter that this rank updates, as a fault of its memory would."""
+        parts = (local(parameter) for parameter in self.updated_parameters())
+        flip_bit(next(part for part in parts if part.numel()))
+
+    def updated_parameters(self) -> Iterable[Tensor]:
+        """Return the parameters that this rank's optimizer updates."""
+        return self.model.parameters()
 
     def prepare(self, feed: Feed, step: int) -> None:
         """Prepare for the step that follows `step`. All ranks have the state after `step`."""

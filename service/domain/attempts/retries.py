@@ -79,7 +79,7 @@ def _backoff(first_s: float, before: int, cap_s: float) -> float:
     return min(cap_s, first_s * 2.0 ** min(before, 30))
 
 
-BY_DRILL = frozenset({Cause.USER_ERROR, Cause.WORKER_LOST})
+BY_DRILL = frozenset({Cause.USER_ERROR, Cause.WORKER_LOST, Cause.CORRUPTED})
 """Possible causes of a group's end if the group doesn't recover in place from an injected fault."""
 
 
@@ -131,7 +131,12 @@ def decide(
                 because = f"{MAX_ROLLBACKS} rollbacks, each halving the learning rate, did not help"
                 return GiveUp(cause, RetryBudget.USER, because)
             return Retry(0.0, RetryBudget.FREE)
-        case Cause.WORKER_LOST | Cause.INFRASTRUCTURE | Cause.SUPERVISOR_LOST:
+        case (
+            Cause.WORKER_LOST
+            | Cause.INFRASTRUCTURE
+            | Cause.CORRUPTED
+            | Cause.SUPERVISOR_LOST
+        ):
             return _charge_infra(cause, budgets, "faults of the cluster")
         case Cause.DATA_UNREACHABLE:
             return _charge_infra(cause, budgets, "faults of the cluster and of data sources")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from ray_workers.training.parallel.optim.optimizer_step import (
     OptimizerStep,
     load_named_state,
     named_state,
+    parameters_of,
 )
 
 
@@ -66,17 +67,17 @@ class Zero1Step(OptimizerStep):
 
     def _optimizer_state(self) -> dict[str, Any]:
         """Return this rank's part of the state."""
-        return named_state(self._local_optimizer, self._names)
+        return named_state(self.local_optimizer, self._names)
 
     @property
-    def _local_optimizer(self) -> torch.optim.Optimizer:
+    def local_optimizer(self) -> torch.optim.Optimizer:
         own: torch.optim.Optimizer = self._spread.optim
         return own
 
     def _load_optimizer(self, state: Mapping[str, Any], part: Callable[[Any, Tensor], Any]) -> None:
         # `ZeroRedundancyOptimizer.load_state_dict` would move `step` to the CPU, where a fused
         # optimizer for a GPU can't use it (pytorch/pytorch#124133).
-        load_named_state(self._local_optimizer, self._names, state, part)
+        load_named_state(self.local_optimizer, self._names, state, part)
 
 
 class Zero1(ModelParallel):
@@ -103,6 +104,9 @@ class Zero1(ModelParallel):
     @property
     def preemption_requested(self) -> bool:
         return self.update.preemption_requested
+
+    def updated_parameters(self) -> Iterable[Tensor]:
+        return parameters_of(self.update.local_optimizer)
 
     def leave_group(self) -> None:
         if self._is_built:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, cast
 
@@ -22,8 +22,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from dray.spec import Parallel
-from dray.train.prepared.copies import changed, digest, tensors_in
-from ray_workers.training.core.errors import CopiesDifferError, PartsLostError
+from dray.train.prepared.copies import changed, tensors_in
+from ray_workers.training.core.errors import PartsLostError
 from ray_workers.training.core.progress import NOTHING, TORN, Progress
 from ray_workers.training.data.prefetcher import Feed, Piece
 from ray_workers.training.elastic import state_transfer
@@ -44,6 +44,7 @@ from ray_workers.training.parallel.optim.optimizer_step import (
 )
 from ray_workers.training.parallel.pieces import Piece as WeightPiece
 from ray_workers.training.parallel.pieces import Spread
+from ray_workers.training.parallel.replicas import Replicated
 from ray_workers.training.parallel.strategy import AUTOCAST, DataPart, Strategy, StrategyContext
 
 # In each evaluation, FSDP2 warns about in-place operations on views, although dray performs none.
@@ -144,22 +145,22 @@ class ModelParallel(Strategy):
         # ranks repeat the evaluation and the checkpoint.
         return min(newest), handed if progress < newest[self.rank] else None
 
-    def compare_copies(self) -> None:
-        """Compare the copies of each part, which should be equal on all ranks that have it. If each
-        rank has all parameters, as in ZeRO 1, compare the parameters of all ranks."""
+    def replicated(self) -> Sequence[Replicated]:
+        """Return the parts that this rank holds. If each rank has all parameters, as in ZeRO 1, all
+        ranks hold the same parameters."""
         if self.mesh.num_replicas == 1 and not self.is_whole:
-            return
+            return ()
         state = self.peer_state_dict()
-        weights = digest(tensors_in(state["parts"])) % 2**62
-        updates = digest(tensors_in(self.update.replicated(state["update"]))) % 2**62
-        of_parts = state_transfer.everyones(weights, self.device, self.world_size)
-        of_updates = state_transfer.everyones(updates, self.device, self.world_size)
-        first_twins = [self._twins_of(rank)[0] for rank in range(self.world_size)]
-        holders = [0] * self.world_size if self.is_whole else first_twins
-        if any(of_parts[rank] != of_parts[first] for rank, first in enumerate(holders)) or any(
-            of_updates[rank] != of_updates[first] for rank, first in enumerate(first_twins)
-        ):
-            raise CopiesDifferError
+
+        def first_twin(rank: int) -> int:
+            return self._twins_of(rank)[0]
+
+        return [
+            Replicated(
+                tensors_in(state["parts"]), (lambda _: 0) if self.is_whole else first_twin
+            ),
+            Replicated(tensors_in(self.update.replicated(state["update"])), first_twin),
+        ]
 
     def _twins_of(self, rank: int) -> range:
         """Return the ranks with the same parts as `rank`, including `rank`."""

@@ -127,7 +127,7 @@ class OptimizerStep:
         """Return the part of a `state_dict` that is equal on ranks with the same parameters. The
         buffers of the weight average are omitted, because they follow the model's buffers, and each
         rank updates its own buffers."""
-        own = (self._names[parameter] for parameter in _parameters(self._local_optimizer))
+        own = (self._names[parameter] for parameter in parameters_of(self.local_optimizer))
         saved = state["optimizer"]["state"]
         alike: dict[str, Any] = {"optimizer": {name: saved[name] for name in own if name in saved}}
         if self._scaler is not None:
@@ -138,7 +138,7 @@ class OptimizerStep:
         return alike
 
     @property
-    def _local_optimizer(self) -> torch.optim.Optimizer:
+    def local_optimizer(self) -> torch.optim.Optimizer:
         """The optimizer for the parameters that this rank updates."""
         return self._optimizer
 
@@ -220,7 +220,7 @@ def named_state(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any
     """Return an optimizer's state dict with parameter names instead of torch's numbers. With names,
     a rank with different parameters, or with the same parameters in a different order, can find the
     state of its parameters."""
-    own = [names[parameter] for parameter in _parameters(optimizer)]
+    own = [names[parameter] for parameter in parameters_of(optimizer)]
     state = optimizer.state_dict()
     return {
         "state": {own[index]: dict(values) for index, values in state["state"].items()},
@@ -261,7 +261,7 @@ def load_named_state(
     positions. part: returns the part of a value that belongs to a parameter; by default, this
     rank's part of a complete value.
     """
-    parameters = _parameters(optimizer)
+    parameters = parameters_of(optimizer)
     group_of = {name: group for group in saved["param_groups"] for name in group["params"]}
     keys = [
         names[parameter] if names[parameter] in group_of else index
@@ -282,6 +282,6 @@ def load_named_state(
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Return the parameters in the order in which torch numbers them."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]

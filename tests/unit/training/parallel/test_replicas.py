@@ -1,0 +1,194 @@
+"""Replicas of the model are compared during training, and a flipped bit ends the attempt."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dray.spec import JobSpec
+from dray.train.prepared.copies import checksum
+from ray_workers.shared.contracts import RankTask
+from ray_workers.training.core.faultpoints import FaultPoint, arm_with
+from ray_workers.training.loop.trainer import Trainer
+from ray_workers.training.parallel.replicas import flip_bit, judge
+from tests.unit.training.jobs import document, series
+from tests.unit.training.ranks import frames, run_ranks
+
+DTYPES = (
+    *(torch.bfloat16, torch.float16, torch.float32, torch.float64),
+    *(torch.int64, torch.int8, torch.bool, torch.complex64),
+)
+
+
+def drawn(draw: random.Random, dtype: torch.dtype) -> Tensor:
+    """Return a tensor with a random shape, which is sometimes not contiguous or not aligned."""
+    shape = [draw.randint(1, 9) for _ in range(draw.randint(0, 3))]
+    count = torch.Size(shape).numel()
+    if dtype is torch.bool:
+        return torch.rand(shape) > 0.5
+    flat = (torch.randn(count + 1) * 50).to(dtype)[1:]
+    whole = flat.reshape(shape)
+    return whole.transpose(0, -1) if len(shape) > 1 and draw.random() < 0.5 else whole
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_each_single_flipped_bit_changes_both_sums(dtype: torch.dtype) -> None:
+    draw = random.Random(f"bits of {dtype}")
+    torch.manual_seed(7)
+    for _ in range(60):
+        state = [torch.empty(0), drawn(draw, dtype), torch.ones(3, dtype=torch.float64)]
+        before = checksum(state)
+        assert checksum([one.clone() for one in state]) == before
+        damaged = state[1].contiguous().clone().reshape(-1)
+        raw = damaged.view(torch.uint8)
+        at = draw.randrange(len(raw))
+        raw[at] ^= 1 if dtype is torch.bool else 1 << draw.randrange(8)
+        after = checksum([state[0], damaged.reshape(state[1].shape), state[2]])
+        assert all(one != other for one, other in zip(before, after, strict=True))
+
+
+def test_each_bit_of_a_large_tensor_counts() -> None:
+    """The tensor has several rows and chunks, and an incomplete last row."""
+    draw = random.Random("large")
+    large = torch.zeros((1 << 23) + 12_345, dtype=torch.float32)
+    before = checksum([large])
+    for at in (0, 1 << 14, (1 << 23) - 1, 1 << 23, len(large) - 1):
+        word = large.view(torch.int32)
+        bit = draw.randrange(31)
+        word[at] ^= 1 << bit
+        assert all(a != b for a, b in zip(before, checksum([large]), strict=True))
+        word[at] ^= 1 << bit
+    assert checksum([large]) == before
+
+
+@pytest.mark.parametrize("dtype", [one for one in DTYPES if one is not torch.bool], ids=str)
+def test_a_drill_flips_exactly_one_bit(dtype: torch.dtype) -> None:
+    tensor = torch.ones(5, dtype=dtype)
+    before = tensor.clone()
+    flip_bit(tensor)
+    raw, old = tensor.view(torch.uint8).tolist(), before.view(torch.uint8).tolist()
+    assert sum((a ^ b).bit_count() for a, b in zip(raw, old, strict=True)) == 1
+
+
+def test_a_majority_names_the_culprits() -> None:
+    """Compared with a loop over all pairs of ranks: a rank is wrong if fewer than half of the ranks
+    with its part agree with it, and more than half agree with each other."""
+    draw = random.Random("majorities")
+    for _ in range(300):
+        num_ranks = draw.randint(2, 9)
+        holders = [draw.randrange(2) for _ in range(num_ranks)]
+        sums = [(draw.choice([5, 5, 5, 6, 7]), 1) for _ in range(num_ranks)]
+        found = judge([sums], [holders])
+        expected = []
+        for rank in range(num_ranks):
+            peers = [r for r in range(num_ranks) if holders[r] == holders[rank]]
+            agreeing = max(sum(sums[a] == sums[b] for b in peers) for a in peers)
+            usual = [a for a in peers if sum(sums[a] == sums[b] for b in peers) * 2 > len(peers)]
+            if usual and agreeing * 2 > len(peers) and rank not in usual:
+                expected.append(rank)
+        assert list(found.culprits) == expected
+        same = all(
+            sums[a] == sums[b]
+            for a in range(num_ranks)
+            for b in range(num_ranks)
+            if holders[a] == holders[b]
+        )
+        assert (found.num_differing == 0) == same
+
+
+EVERY = 5
+STRATEGIES: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
+    "ddp": (2, {}, {}),
+    "ema": (2, {}, {"ema": {"decay": 0.9}}),
+    "exact": (2, {"elastic": {"min_workers": 1, "exact": True}}, {}),
+    "balanced": (2, {"parallel": {"balance": "auto"}}, {}),
+    "topk": (2, {"sync": {"compression": {"name": "topk"}}}, {"optimizer": {"name": "sgd"}}),
+    "powersgd": (2, {"sync": {"compression": {"name": "powersgd"}}}, {}),
+    "hsdp": (4, {"parallel": {"data": 2, "shard": 2}}, {}),
+    "zero1": (4, {"parallel": {"data": 2, "shard": 2, "zero": 1}}, {}),
+}
+
+
+def job(name: str) -> tuple[int, dict[str, Any]]:
+    num_workers, more, train = STRATEGIES[name]
+    return num_workers, {
+        **document(num_workers, epochs=1, **train),
+        "check": {"replicas_every": EVERY},
+        **more,
+    }
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_replicas_are_equal_without_a_fault(name: str, tmp_path: Path) -> None:
+    num_workers, spec = job(name)
+    assert run_ranks(tmp_path, spec, world_size=num_workers) == [0] * num_workers
+    found = series(tmp_path, "check/replicas_differ")
+    assert found
+    assert set(found.values()) == {0.0}
+    assert [one["step"] for one in frames(tmp_path, kind="replicas")] == sorted(found)
+
+
+class Flips:
+    """Flips a bit of one rank's state after a step."""
+
+    def __init__(self, rank: int, step: int) -> None:
+        self.rank, self.step = rank, step
+
+    def __call__(self, task: RankTask) -> None:
+        if task.rank == self.rank:
+            arm_with(FaultPoint.STEP_ENDS, _flip, at_step=self.step)
+
+
+def _flip(trainer: Trainer) -> None:
+    trainer.strategy.flip_bit()
+
+
+@pytest.mark.parametrize(("num_workers", "culprits"), [(2, []), (3, [1])])
+def test_a_flipped_bit_ends_the_attempt_at_the_next_comparison(
+    num_workers: int, culprits: list[int], tmp_path: Path
+) -> None:
+    spec = {**document(num_workers, epochs=1), "check": {"replicas_every": 2}}
+    codes = run_ranks(tmp_path, spec, world_size=num_workers, before=Flips(1, 3))
+    assert codes == [1] * num_workers
+    agreed, differing = frames(tmp_path, kind="replicas")
+    assert (agreed["step"], agreed["num_differing"]) == (2, 0)
+    assert (differing["step"], differing["num_differing"]) == (4, 1)
+    assert [one["rank"] for one in differing["culprits"]] == culprits
+    errors = [frames(tmp_path, rank=rank, kind="error")[0] for rank in range(num_workers)]
+    assert {one["cause"] for one in errors} == {"corrupted"}
+    named = [r for r, one in enumerate(errors) if one["type"] == "CorruptedReplicaError"]
+    assert named == culprits
+
+
+@pytest.mark.parametrize("name", ["hsdp", "zero1"])
+def test_a_flipped_bit_of_a_divided_model_is_found(name: str, tmp_path: Path) -> None:
+    num_workers, spec = job(name)
+    codes = run_ranks(tmp_path, spec, world_size=num_workers, before=Flips(1, 3))
+    assert codes == [1] * num_workers
+    assert frames(tmp_path, kind="replicas")[-1]["num_differing"] > 0
+
+
+REFUSED: tuple[Callable[[dict[str, Any]], Any], ...] = (
+    lambda d: d["resources"].update(num_workers=1),
+    lambda d: d.update(sync={"every": 4}),
+    lambda d: d.update(sync="auto"),
+    lambda d: d.update(sync={"kind": "gossip"}),
+    lambda d: d.update(sync={"kind": "parameter_server"}),
+    lambda d: d.update(federated={"clients": 4, "clients_per_round": 2, "rounds": 2}),
+    lambda d: d.update(parallel={"shard": 4}),
+)
+
+
+@pytest.mark.parametrize("change", REFUSED)
+def test_jobs_without_equal_replicas_are_refused(change: Callable[[dict[str, Any]], Any]) -> None:
+    given = {**document(4), "check": {"replicas_every": 10}}
+    JobSpec.model_validate(given)
+    change(given)
+    with pytest.raises(ValueError, match=r"/check/replicas_every|check\.replicas_every"):
+        JobSpec.model_validate(given)
