@@ -12,6 +12,8 @@ class DrillKind(StrEnum):
     """Sends SIGKILL to the training process of a rank."""
     STALL = "stall"
     """Sends SIGSTOP to the training process of a rank, so that the rank hangs."""
+    CORRUPT = "corrupt"
+    """Flips one bit of a parameter of a rank, which the job's `check` must find."""
     PREEMPT = "preempt"
     """Asks the job to release its slots."""
 

@@ -7,10 +7,14 @@ number, and every stop after the first.
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 
 from dray.drills import DrillKind
 from ray_workers.shared.contracts import Slice
+
+CORRUPT_SIGNAL = signal.SIGUSR1
+"""The signal by which a drill makes a rank flip a bit of its own state."""
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,15 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 
 from dray.drills import DrillKind, DrillState
-from ray_workers.shared.commands import Drill
+from ray_workers.shared.commands import CORRUPT_SIGNAL, Drill
 from ray_workers.shared.frames import DrillReport, RegroupedReport
 from ray_workers.supervision.reporter import Reporter
 
-SIGNALS = {DrillKind.KILL: signal.SIGKILL, DrillKind.STALL: signal.SIGSTOP}
+SIGNALS = {
+    DrillKind.KILL: signal.SIGKILL,
+    DrillKind.STALL: signal.SIGSTOP,
+    DrillKind.CORRUPT: CORRUPT_SIGNAL,
+}
 Send = Callable[[int, int], Awaitable[bool]]
 """A function (rank, signal) that sends the signal to the rank, and returns whether a process of the
 rank received the signal."""
@@ -43,9 +47,10 @@ class FaultInjector:
         if drill.kind is DrillKind.PREEMPT:
             preempt()
             return
-        self._injected[drill.rank] = (drill, time.time())
+        if drill.kind is not DrillKind.CORRUPT:  # no rank is lost
+            self._injected[drill.rank] = (drill, time.time())
         if not await send(drill.rank, SIGNALS[drill.kind]):
-            del self._injected[drill.rank]
+            self._injected.pop(drill.rank, None)
             message = f"no fault can be injected, because rank {drill.rank} has no running process"
             self._report(drill, DrillState.FAILED, message=message)
 

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from dray import views
 from dray.spec.program.recipes import MINIMISED
-from ray_workers.shared.contracts import Frame, FrameKind
+from ray_workers.shared.contracts import Cause, Frame, FrameKind
 from ray_workers.shared.names import attempt_prefix
 from service.db.models import AttemptRow, CheckpointRow, JobRow
 from service.db.repositories import attempts as repository
@@ -52,6 +52,22 @@ def counting_checkpoints(session: Session, job_id: str) -> list[CheckpointRow]:
     rows = repository.of_job(session, job_id)
     ends = last_steps({row.attempt: began_at_step(row) for row in rows})
     return [row for row in repository.checkpoints(session, job_id) if row.step <= ends[row.attempt]]
+
+
+def resumable_checkpoints(session: Session, job_id: str) -> list[CheckpointRow]:
+    """Return the job's `counting_checkpoints` from which it may resume, newest first. If the
+    replicas of the model differed in an attempt, only its checkpoints up to the last comparison
+    that showed equal replicas are included."""
+    checked = {
+        row.attempt: -1 if row.checked_step is None else row.checked_step
+        for row in repository.of_job(session, job_id)
+        if row.corrupted_step is not None or row.reason_code == Cause.CORRUPTED
+    }
+    return [
+        row
+        for row in counting_checkpoints(session, job_id)
+        if row.attempt not in checked or row.step <= checked[row.attempt]
+    ]
 
 
 def of_job(session: Session, job: JobRow) -> tuple[list[CheckpointRow], CheckpointRow | None]:

@@ -44,6 +44,7 @@ REMARKS: Final[Mapping[str, str]] = {
     "recall_unanswered": "The group did not release the slots that it was asked to release.",
     "regrouped": "The group is training again after it lost a rank.",
     "regrouping": "The group lost a rank while it was recovering from the loss of another rank.",
+    "replicas_differ": "Replicas of the model that should be equal are different.",
     "reports_left_out": (
         "Some of the ranks' reports were dropped, because they could not be stored."
     ),

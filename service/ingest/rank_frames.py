@@ -23,6 +23,7 @@ from ray_workers.shared.frames import (
     ErrorReport,
     LogReport,
     MetricsReport,
+    ReplicasReport,
     ResumedReport,
     RoundReport,
     RoundTroubleReport,
@@ -36,7 +37,13 @@ from service.db.repositories import events as events_repository
 from service.domain.ids import artifact_id
 from service.domain.progress import Mark, end_between, reached
 from service.domain.series import TIMES, Points
-from service.ingest import metric_columns, open_rounds, resume_reports, step_times
+from service.ingest import (
+    metric_columns,
+    open_rounds,
+    replica_checks,
+    resume_reports,
+    step_times,
+)
 from service.ingest.decoding import BadFrame, Refusals, decode, resumed_step, seconds_of, time_of
 from service.lifecycle.transitions import remark
 from service.storage.staged_files import Files
@@ -160,6 +167,8 @@ class RankFrames:
                 self._take_stragglers(report)
             case DivergenceReport() as report:
                 self._take_divergence(report)
+            case ReplicasReport() as report:
+                replica_checks.take(self._session, self._job, self._attempt, report, self._now)
             case RoundReport() as report:
                 at = time_of(frame, self._now)
                 open_rounds.store(self._session, self._job, self._attempt, report, at)

@@ -198,6 +198,7 @@ def _running(job: JobRow, attempt: AttemptRow) -> drills.Running:
         step=attempt.last_metric_step or began_at_step(attempt) or 0,
         total_steps=(job.progress or {}).get("total_steps"),
         has_steps=document.script is None or attempt.last_metric_step is not None,
+        compares_replicas=document.check is not None and job.world_size > 1,
         why_not_in_place=why_never(document, num_workers=job.world_size, has_gpus=has_gpus),
     )
 

@@ -49,6 +49,7 @@ def store(
     if snapshot is None:
         return
     # Because the cluster's row is written first, other processes that store a snapshot must wait.
+    snapshot = quarantine.with_withheld(session, snapshot)
     kept_before = {row.node_id: row.quarantined for row in repository.nodes(session)}
     kept = quarantine.as_stored(snapshot.nodes, kept_before)
     quarantine.add_events(

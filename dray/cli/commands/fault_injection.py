@@ -23,7 +23,7 @@ from dray.cli.exits import Exit
 if TYPE_CHECKING:
     from dray.views import Drill, Hang, HangRank
 
-KINDS = ("kill", "stall", "preempt")
+KINDS = ("kill", "stall", "corrupt", "preempt")
 
 
 @app.command()
@@ -71,6 +71,9 @@ def drill(
     stall: Annotated[
         bool, typer.Option("--stall", help="Suspend the process of a rank, so that it hangs.")
     ] = False,
+    corrupt: Annotated[
+        bool, typer.Option("--corrupt", help="Flip a bit of a rank's copy of the model.")
+    ] = False,
     preempt: Annotated[bool, typer.Option("--preempt", help="Preempt the whole job.")] = False,
     rank: Annotated[int, typer.Option(help="The rank to inject the fault into.", min=0)] = 0,
     at_step: Annotated[
@@ -96,9 +99,11 @@ def drill(
     from dray.cli.display.output import write_json, write_text
     from dray.views import DrillState
 
-    chosen = [kind for kind, given in zip(KINDS, (kill, stall, preempt), strict=True) if given]
+    chosen = [
+        kind for kind, given in zip(KINDS, (kill, stall, corrupt, preempt), strict=True) if given
+    ]
     if len(chosen) != 1:
-        raise typer.BadParameter("choose one of --kill, --stall and --preempt")
+        raise typer.BadParameter("choose one of --kill, --stall, --corrupt and --preempt")
     with connect() as client, interruptible("the drill continues"):
         done = client.drill(
             client.resolve(job_id),

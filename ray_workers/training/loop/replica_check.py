@@ -12,6 +12,7 @@ import torch
 
 from dray import train
 from dray.spec import JobSpec
+from ray_workers.shared.commands import CORRUPT_SIGNAL
 from ray_workers.shared.frames import Culprit, ReplicasReport
 from ray_workers.training import devices
 from ray_workers.training.core.errors import CorruptedReplicaError, ReplicasDifferError
@@ -19,8 +20,6 @@ from ray_workers.training.elastic import process_group
 from ray_workers.training.parallel import Strategy
 from ray_workers.training.parallel.replicas import Comparison
 
-CORRUPT_SIGNAL = signal.SIGUSR1
-"""The signal by which a drill makes a rank flip a bit of its own state."""
 NUM_DIFFERING, CHECK_TIME = "check/replicas_differ", "perf/check_time_s"
 
 

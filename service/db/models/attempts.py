@@ -59,6 +59,11 @@ class AttemptRow(Base):
     resume_step: Mapped[int | None]
     """Number of steps that were already complete when the attempt began to train; unset until a
     rank has reported this number."""
+    checked_step: Mapped[int | None]
+    """Last step after which the replicas of the model were equal, according to
+    `check.replicas_every`; unset before the first comparison."""
+    corrupted_step: Mapped[int | None]
+    """The step after which the replicas of the model were found to differ."""
     first_metric_step: Mapped[int | None]
     """The lowest step for which the script itself reported metrics."""
     first_metric_at: Mapped[datetime | None]

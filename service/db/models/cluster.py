@@ -81,6 +81,21 @@ class NodeRow(Base):
     updated_at: Mapped[datetime]
 
 
+class WithheldSlotsRow(Base):
+    """Slots of a node that are not given to jobs until an administrator releases them."""
+
+    __tablename__ = "withheld_slots"
+    node_id: Mapped[str] = mapped_column(String(128), primary_key=True)
+    job_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    """The job whose attempt showed that the node is faulty. It may have been deleted."""
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    slots: Mapped[int]
+    resources: Mapped[dict[str, Any]]
+    """Resources of the slots, by Ray's names."""
+    reason: Mapped[str]
+    since: Mapped[datetime]
+
+
 class LeaseRow(Base):
     """The process that runs the loops, and the time (of the database's clock) at which its lease
     expires. The table has a single row."""

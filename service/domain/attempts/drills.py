@@ -31,13 +31,15 @@ class Running:
     total_steps: int | None
     has_steps: bool
     """Whether the ranks report steps, as ranks of recipes and of some scripts do."""
+    compares_replicas: bool = False
+    """Whether the document sets `check.replicas_every`, and the job has at least two ranks now."""
     why_not_in_place: str | None = None
     """The reason why the job's group does not recover in place; None if it does."""
 
 
 def ends_attempt(kind: DrillKind, job: Running) -> bool:
     """Whether the drill should end the attempt, so that the next attempt resumes the job."""
-    return kind is DrillKind.PREEMPT or job.why_not_in_place is not None
+    return kind in (DrillKind.PREEMPT, DrillKind.CORRUPT) or job.why_not_in_place is not None
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,12 @@ def refusal(kind: DrillKind, rank: int, at_step: int | None, job: Running) -> Re
     if rank >= job.world_size:
         ranks = "only rank 0" if job.world_size == 1 else f"ranks 0 to {job.world_size - 1}"
         return Refusal("/rank", f"there is no rank {rank}: the job has {ranks}")
+    if kind is DrillKind.CORRUPT and not job.compares_replicas:
+        return Refusal(
+            "/kind",
+            "the job does not compare its replicas, so the flipped bit would stay in the model",
+            hint="start the job with `check: {replicas_every: N}`",
+        )
     if at_step is None:
         return None
     if not job.has_steps:

@@ -131,12 +131,7 @@ def decide(
                 because = f"{MAX_ROLLBACKS} rollbacks, each halving the learning rate, did not help"
                 return GiveUp(cause, RetryBudget.USER, because)
             return Retry(0.0, RetryBudget.FREE)
-        case (
-            Cause.WORKER_LOST
-            | Cause.INFRASTRUCTURE
-            | Cause.CORRUPTED
-            | Cause.SUPERVISOR_LOST
-        ):
+        case Cause.WORKER_LOST | Cause.INFRASTRUCTURE | Cause.CORRUPTED | Cause.SUPERVISOR_LOST:
             return _charge_infra(cause, budgets, "faults of the cluster")
         case Cause.DATA_UNREACHABLE:
             return _charge_infra(cause, budgets, "faults of the cluster and of data sources")

@@ -38,6 +38,8 @@ class SeenNodes(Stage):
 
     def look(self, session: Session, seen: SchedulerRound) -> None:
         cluster, live, snapshot = seen.cluster, seen.live, seen.snapshot
+        if cluster is not None:
+            cluster = quarantine.with_withheld(session, cluster)
         seen.total = self.total(cluster)
         if cluster is None:
             return

@@ -156,9 +156,7 @@ class ModelParallel(Strategy):
             return self._twins_of(rank)[0]
 
         return [
-            Replicated(
-                tensors_in(state["parts"]), (lambda _: 0) if self.is_whole else first_twin
-            ),
+            Replicated(tensors_in(state["parts"]), (lambda _: 0) if self.is_whole else first_twin),
             Replicated(tensors_in(self.update.replicated(state["update"])), first_twin),
         ]
 
