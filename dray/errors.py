@@ -272,6 +272,10 @@ class QueueNotFound(NotFound, code="queue_not_found"):
     """There is no queue with this name."""
 
 
+class QuarantineNotFound(NotFound, code="quarantine_not_found"):
+    """There is no node with this id or host name whose slots were quarantined as faulty."""
+
+
 class ReservationNotFound(NotFound, code="reservation_not_found"):
     """There is no reservation with this name, or it doesn't concern you."""
 

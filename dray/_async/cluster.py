@@ -137,3 +137,9 @@ class ClusterCalls(Calls):
     async def cluster(self) -> views.Cluster:
         """Return the nodes, their slots, and the jobs that occupy the slots."""
         return await self._read(views.Cluster, Call("GET", "/v1/cluster"))
+
+    async def release_node(self, node: str) -> None:
+        """Release the slots of a node that were quarantined because the node was found faulty. The
+        node is given by its id or its host name. Only for admins. Raises QuarantineNotFound if no
+        such slots are quarantined."""
+        await self._send(Call("DELETE", f"/v1/cluster/nodes/{segment(node)}/quarantine"))

@@ -132,3 +132,9 @@ class ClusterCalls(Calls):
     def cluster(self) -> views.Cluster:
         """Return the nodes, their slots, and the jobs that occupy the slots."""
         return self._read(views.Cluster, Call("GET", "/v1/cluster"))
+
+    def release_node(self, node: str) -> None:
+        """Release the slots of a node that were quarantined because the node was found faulty. The
+        node is given by its id or its host name. Only for admins. Raises QuarantineNotFound if no
+        such slots are quarantined."""
+        self._send(Call("DELETE", f"/v1/cluster/nodes/{segment(node)}/quarantine"))

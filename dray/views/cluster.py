@@ -9,8 +9,8 @@ from dray.views.reservations import NodeReservation
 
 
 class QuarantinedSlots(View):
-    """Slots that can't be used yet, because processes or files of the job that last used them still
-    exist."""
+    """Slots that can't be used, because processes or files of the job that last used them still
+    exist, or because the job has shown that the node is faulty."""
 
     slots: int
     reason: str
@@ -32,8 +32,8 @@ class NodeSlots(View):
     """Why the node is refused. For an accepted node, the reason why files can't be written to its
     disk, or a note that only ranks of silos can run on the node."""
     quarantined: list[QuarantinedSlots] = []
-    """Quarantined slots, which are checked every few seconds, and released once no processes or
-    files of the previous job exist."""
+    """Quarantined slots. Slots with processes or files of an ended job are checked every few
+    seconds, and released once these are gone. Slots of a faulty node are released by an admin."""
     reservations: list[NodeReservation] = []
     """The reservations and maintenance windows that include the node and are active or begin within
     a week, in the order in which they begin. Callers see the reservations that `GET

@@ -1,4 +1,4 @@
-"""Stores the results of comparisons of a model's replicas, and quarantines the slots of culprits."""
+"""Stores the results of comparisons of a model's replicas, and quarantines slots of culprits."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def _withhold(
         slots = max(1, int(node.total.get("GPU", 0.0) // bundle["GPU"]))
         resources = {"GPU": float(node.total.get("GPU", 0.0))}
     reason = (
-        f"after step {attempt.corrupted_step}, the replica of rank {culprit.rank} ({culprit.device})"
-        " differed from the majority of the replicas"
+        f"after step {attempt.corrupted_step}, the replica of rank {culprit.rank} "
+        f"({culprit.device}) differed from the majority"
     )
     quarantine.withhold(
         session,

@@ -1,6 +1,6 @@
-"""Quarantined slots, which can't be used because a process of an ended job is still alive on them, or
-because their node is faulty. Slots of faulty nodes are quarantined until an administrator releases
-them."""
+"""Quarantined slots, which can't be used because a process of an ended job is still alive on them,
+or because their node is faulty. Slots of faulty nodes are quarantined until an administrator
+releases them."""
 
 from __future__ import annotations
 

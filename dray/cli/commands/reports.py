@@ -253,13 +253,27 @@ def _took(attempt: Attempt) -> str | None:
 
 
 @app.command()
-def cluster(as_json: AsJson = False) -> None:
+def cluster(
+    release: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NODE",
+            help="Instead, release the slots of this node (id or host name) that were quarantined "
+            "because the node was found faulty. Only for admins.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Show the nodes, the jobs running on them, and the reservations of the nodes that are active
     or begin within a week."""
     from dray.cli.display.output import write_json, write_text
     from dray.cli.display.tables import table
 
     with connect() as client:
+        if release is not None:
+            client.release_node(release)
+            write_text(f"the quarantined slots of {release} are released")
+            return
         answer = client.cluster()
     if as_json:
         write_json(answer)

@@ -1,4 +1,4 @@
-"""Copies of nested states, and checksums of tensors. Checksums are computed on the tensors' devices.
+"""Copies of nested states, and checksums of tensors, which are computed on the tensors' devices.
 
 Each 32-bit word of a tensor is multiplied by an odd number that depends on its position, and the
 products are added modulo 2**64. Every change of a single word changes the sum, because an odd

@@ -92,6 +92,7 @@ BASES: tuple[dict[str, Any], ...] = (
         },
         profile={"at_step": 5, "num_steps": 2, "ranks": [0]},
     ),
+    images(4, check={"replicas_every": 100}),
     images(
         train={
             "optimizer": {"name": "adamw", "weight_decay": 0.1, "betas": [0.8, 0.9], "eps": 1e-6},

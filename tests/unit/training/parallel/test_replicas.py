@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from ray_workers.shared.contracts import RankTask
 from ray_workers.training.core.faultpoints import FaultPoint, arm_with
 from ray_workers.training.loop.trainer import Trainer
 from ray_workers.training.parallel.replicas import flip_bit, judge
+from tests.unit.spec.job_documents import check_refusal
 from tests.unit.training.jobs import document, series
 from tests.unit.training.ranks import frames, run_ranks
 
@@ -174,21 +174,25 @@ def test_a_flipped_bit_of_a_divided_model_is_found(name: str, tmp_path: Path) ->
     assert frames(tmp_path, kind="replicas")[-1]["num_differing"] > 0
 
 
-REFUSED: tuple[Callable[[dict[str, Any]], Any], ...] = (
-    lambda d: d["resources"].update(num_workers=1),
-    lambda d: d.update(sync={"every": 4}),
-    lambda d: d.update(sync="auto"),
-    lambda d: d.update(sync={"kind": "gossip"}),
-    lambda d: d.update(sync={"kind": "parameter_server"}),
-    lambda d: d.update(federated={"clients": 4, "clients_per_round": 2, "rounds": 2}),
-    lambda d: d.update(parallel={"shard": 4}),
-)
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"resources": {"num_workers": 1}}, "requires at least two replicas"),
+    ({"parallel": {"shard": 4}}, "set parallel.data to 2 or more"),
+    ({"parallel": "auto"}, "requires axes that are numbers"),
+    ({"sync": {"every": 4}}, "requires sync.every 1"),
+    ({"sync": "auto"}, "might choose copies that differ"),
+    ({"sync": {"kind": "gossip"}}, "has no copies of the model that are equal"),
+    ({"sync": {"kind": "parameter_server"}}, "has no copies of the model that are equal"),
+    ({"federated": {"clients": 4, "clients_per_round": 2, "rounds": 2}}, "can't be combined with"),
+    (
+        {"recipe": None, "model": None, "train": {}, "script": {"entrypoint": "a.py"}},
+        "is only for recipes",
+    ),
+]
 
 
-@pytest.mark.parametrize("change", REFUSED)
-def test_jobs_without_equal_replicas_are_refused(change: Callable[[dict[str, Any]], Any]) -> None:
-    given = {**document(4), "check": {"replicas_every": 10}}
+@pytest.mark.parametrize(("fields", "message"), REFUSED)
+def test_jobs_without_equal_replicas_are_refused(fields: dict[str, Any], message: str) -> None:
+    given = {"recipe": "image_classification", "resources": {"num_workers": 4}, **fields}
+    given = {name: value for name, value in given.items() if value is not None}
     JobSpec.model_validate(given)
-    change(given)
-    with pytest.raises(ValueError, match=r"/check/replicas_every|check\.replicas_every"):
-        JobSpec.model_validate(given)
+    check_refusal({**given, "check": {"replicas_every": 10}}, "/check/replicas_every", message)

@@ -1,0 +1,170 @@
+"""Replicas that differ: from which checkpoint the job resumes, and whose slots are withheld."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from dray.drills import DrillKind
+from dray.requests import DrillRequest
+from dray.views import Event, JobState
+from ray_workers.shared.contracts import Cause, Frame, FrameKind
+from service.cluster.port import ClusterSnapshot
+from service.domain.errors import DrillImpossible, QuarantineNotFound
+from service.loops.scheduling.seen_nodes import SeenNodes
+from service.nodes import node_table, quarantine
+from service.nodes.release import FaultyNodes
+from tests.unit.service.helpers import Service, frame
+from tests.wire import cluster_node
+
+CHECKED = {"check": {"replicas_every": 10}, "resources": {"num_workers": 3}}
+SNAPSHOT = ClusterSnapshot(
+    "session-1",
+    "ray://x",
+    None,
+    False,
+    (cluster_node("node-a", {"CPU": 4.0}, hostname="big.lan", available={"CPU": 4.0}),),
+)
+
+
+def see(service: Service) -> None:
+    service.database.write_sync(lambda s: node_table.store(s, SNAPSHOT, None, service.now))
+
+
+def compared(step: int, *culprits: int, differing: int = 0, is_drill: bool = False) -> Frame:
+    named = [{"rank": rank, "hostname": "big.lan", "device": "cpu"} for rank in culprits]
+    body = {
+        "step": step,
+        "num_differing": differing or len(culprits),
+        "culprits": named,
+        "is_drill": is_drill,
+    }
+    return frame(FrameKind.REPLICAS, body)
+
+
+async def events_of(service: Service, job_id: str, type_: str) -> list[Event]:
+    return [one for one in (await service.queries.events(job_id)).items if one.type == type_]
+
+
+async def running(service: Service, **fields: Any) -> str:
+    see(service)
+    return await service.running(**{**CHECKED, **fields})
+
+
+async def quarantined(service: Service) -> list[str]:
+    see(service)
+    (node,) = (await service.queries.cluster()).nodes
+    return [one.reason for one in node.quarantined]
+
+
+async def test_the_job_returns_to_the_last_checkpoint_with_equal_replicas(
+    service: Service,
+) -> None:
+    job_id = await running(service, max_retries=0)
+    saved = [service.checkpoint(job_id, 1, step) for step in (8, 10, 12)]
+    service.report(job_id, 1, [*saved, compared(10)])
+    service.end(job_id, 1, Cause.CORRUPTED, "differ", [compared(20, 1)])
+    job = await service.jobs.get(job_id)
+    assert (job.state, job.reason.code) == (JobState.QUEUED, "corrupted")
+    assert (await service.queries.events(job_id)).items[-1].data["charged_to"] == "infra"
+    claimed = service.claim(job_id, 1)
+    assert claimed is not None
+    assert [ref.step for ref in claimed.resume_from] == [10, 8]
+    (event,) = await events_of(service, job_id, "replicas_differ")
+    assert "rank 1 on big.lan (cpu)" in event.message
+    assert "last equal after step 10" in event.message
+    assert event.data["quarantined"] == ["node-a"]
+
+
+async def test_random_attempts_never_resume_from_a_checkpoint_after_the_last_agreement(
+    service: Service,
+) -> None:
+    """The oracle lists the checkpoints of one attempt that are not newer than its last
+    agreement."""
+    see(service)
+    for seed in range(12):
+        draw = random.Random(f"resume {seed}")
+        job_id = await service.running(**CHECKED)
+        checks = sorted(draw.sample(range(1, 40), draw.randint(0, 4)))
+        saves = sorted(draw.sample(range(1, 40), draw.randint(0, 6)))
+        frames = [compared(step) for step in checks]
+        frames += [service.checkpoint(job_id, 1, step) for step in saves]
+        draw.shuffle(frames)
+        is_corrupt = draw.random() < 0.7
+        last = [compared(50, differing=1)] if is_corrupt else []
+        service.report(job_id, 1, frames)
+        cause = Cause.CORRUPTED if is_corrupt else Cause.WORKER_LOST
+        service.end(job_id, 1, cause, "it ended", last)
+        claimed = service.claim(job_id, 1)
+        assert claimed is not None
+        limit = (checks[-1] if checks else 0) if is_corrupt else 100
+        expected = [step for step in reversed(saves) if step <= limit]
+        assert [ref.step for ref in claimed.resume_from] == expected
+
+
+async def test_the_culprits_slot_is_withheld_until_an_admin_releases_it(service: Service) -> None:
+    job_id = await running(service)
+    service.end(job_id, 1, Cause.CORRUPTED, "differ", [compared(20, 1)])
+    (reason,) = await quarantined(service)
+    assert reason == "after step 20, the replica of rank 1 (cpu) differed from the majority"
+
+    def free() -> float:
+        def work(session: Any) -> float:
+            cluster = quarantine.with_withheld(session, SNAPSHOT)
+            (node,) = SeenNodes().of(cluster, (), (), shares_gpus=False)
+            return float(node.available_to_us["CPU"])
+
+        return service.database.read_sync(work)
+
+    assert free() == 3.0
+    nodes = FaultyNodes(service.database)
+    with pytest.raises(QuarantineNotFound):
+        await nodes.release("other.lan")
+    with pytest.raises(QuarantineNotFound):
+        await nodes.release("a\0b")
+    await nodes.release("big.lan")
+    assert free() == 4.0
+    assert await quarantined(service) == []
+    kinds = [one.type for one in (await service.queries.events(job_id)).items]
+    assert kinds.index("slot_quarantined") < kinds.index("slot_released")
+
+
+@pytest.mark.parametrize(
+    "report", [compared(20, differing=1), compared(20, 1, is_drill=True)], ids=["tie", "drill"]
+)
+async def test_without_a_faulty_rank_nothing_is_withheld(service: Service, report: Frame) -> None:
+    job_id = await running(service)
+    service.end(job_id, 1, Cause.CORRUPTED, "differ", [report])
+    assert await quarantined(service) == []
+    assert len(await events_of(service, job_id, "replicas_differ")) == 1
+
+
+async def test_corruption_that_repeats_uses_up_the_retries_for_faults(service: Service) -> None:
+    job_id = await running(service, max_retries=0)
+    for attempt in range(1, 50):
+        service.end(job_id, attempt, Cause.CORRUPTED, "differ", [compared(5, differing=1)])
+        service.advance(100.0)
+        if (await service.jobs.get(job_id)).state is JobState.FAILED:
+            break
+        assert service.claim(job_id, attempt) is not None
+    job = await service.jobs.get(job_id)
+    assert (job.state, job.reason.code) == (JobState.FAILED, "corrupted")
+    assert attempt > 1
+
+
+async def test_a_drill_needs_a_job_that_compares_its_replicas(service: Service) -> None:
+    request = DrillRequest(kind=DrillKind.CORRUPT)
+    job_id = await service.running()
+    with pytest.raises(DrillImpossible, match="does not compare its replicas"):
+        await service.faults.drill(job_id, request)
+    see(service)
+    job_id = await service.submit(**CHECKED)
+    assert service.claim(job_id, workers=3) is not None
+    service.report(job_id, 1)
+    drill = await service.faults.drill(job_id, request)
+    reported = {"id": drill.id, "state": "struck", "step": 3}
+    service.report(job_id, 1, [frame(FrameKind.DRILL, reported, rank=-1)])
+    service.end(job_id, 1, Cause.CORRUPTED, "differ", [compared(20, 0, is_drill=True)])
+    assert (await service.queries.events(job_id)).items[-1].data["charged_to"] == "free"
