@@ -7,10 +7,9 @@ from datetime import datetime
 from sqlalchemy.orm import Session
 
 from ray_workers.shared.frames import Culprit, ReplicasReport
-from service.db.models import AttemptRow, JobRow
+from service.db.models import AttemptRow, JobRow, WithheldSlotsRow
 from service.db.repositories.scheduling import cluster as cluster_repository
 from service.lifecycle.transitions import remark
-from service.nodes import quarantine
 
 DIFFER = "replicas_differ"
 """Type and code of the event."""
@@ -78,14 +77,14 @@ def _withhold(
         f"after step {attempt.corrupted_step}, the replica of rank {culprit.rank} "
         f"({culprit.device}) differed from the majority"
     )
-    quarantine.withhold(
-        session,
+    row = WithheldSlotsRow(
         node_id=node.node_id,
         job_id=job.id,
         attempt=attempt.attempt,
         slots=slots,
         resources=resources,
         reason=reason,
-        now=now,
+        since=now,
     )
+    cluster_repository.withhold(session, row)
     return node.node_id

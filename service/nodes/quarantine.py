@@ -15,7 +15,6 @@ from dray import views
 from ray_workers.shared.frame_fields import clean
 from ray_workers.shared.quarantine import Quarantined
 from service.cluster.port import ClusterNode, ClusterSnapshot
-from service.db.models import WithheldSlotsRow
 from service.db.repositories import jobs as repository
 from service.db.repositories.scheduling import cluster as cluster_repository
 from service.lifecycle.transitions import remark
@@ -25,31 +24,6 @@ RELEASED = "slot_released"
 
 Stored = Mapping[str, Sequence[Mapping[str, Any]]]
 """The quarantined slots of each node, by node id: `Quarantined` as JSON."""
-
-
-def withhold(
-    session: Session,
-    *,
-    node_id: str,
-    job_id: str,
-    attempt: int,
-    slots: int,
-    resources: Mapping[str, float],
-    reason: str,
-    now: datetime,
-) -> None:
-    """Quarantine slots of a node until an administrator releases them. The attempt is the one that
-    has shown that the node is faulty."""
-    row = WithheldSlotsRow(
-        node_id=node_id,
-        job_id=job_id,
-        attempt=attempt,
-        slots=slots,
-        resources=dict(resources),
-        reason=reason,
-        since=now,
-    )
-    cluster_repository.withhold(session, row)
 
 
 def with_withheld(session: Session, cluster: ClusterSnapshot) -> ClusterSnapshot:

@@ -78,7 +78,8 @@ def withheld_slots(session: Session) -> list[WithheldSlotsRow]:
 
 
 def withhold(session: Session, row: WithheldSlotsRow) -> None:
-    """Withhold slots, or replace the reason if the attempt's slots on the node are withheld."""
+    """Withhold slots of a faulty node until an administrator releases them. If slots of the node
+    are already withheld because of the attempt, the row replaces theirs."""
     session.merge(row)
 
 

@@ -182,7 +182,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sync": "auto"}, "might choose copies that differ"),
     ({"sync": {"kind": "gossip"}}, "has no copies of the model that are equal"),
     ({"sync": {"kind": "parameter_server"}}, "has no copies of the model that are equal"),
-    ({"federated": {"clients": 4, "clients_per_round": 2, "rounds": 2}}, "can't be combined with"),
+    ({"federated": {"clients": 4, "clients_per_round": 4, "rounds": 2}}, "can't be combined with"),
     (
         {"recipe": None, "model": None, "train": {}, "script": {"entrypoint": "a.py"}},
         "is only for recipes",
