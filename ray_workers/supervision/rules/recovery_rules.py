@@ -28,7 +28,13 @@ MOST_RESTARTS, RESTARTS_WITHIN_S = 3, 600.0
 """Maximum number of restarts of one rank of a script, and the period in seconds over which they are
 counted."""
 STATE_LOST = frozenset(
-    {"PartsLostError", "CopiesDifferError", "ScriptDiffersError", "BatchLostError"}
+    {
+        "PartsLostError",
+        "KeeperLostError",
+        "CopiesDifferError",
+        "ScriptDiffersError",
+        "BatchLostError",
+    }
 )
 """Types of the errors that end all ranks of a group, because the group can't continue from the
 state that its ranks hold."""

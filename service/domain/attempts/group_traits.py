@@ -76,11 +76,11 @@ def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | N
             "a group on GPUs does not recover in place, because a fault may leave the group's "
             "state in the middle of a step"
         )
-    if document.num_replicas == 1:
+    if document.num_replicas == 1 and not document.keeps_state_in_memory:
         return (
-            "ranks that divide a single model among themselves do not recover in place, because "
-            "each rank holds parts of the model that no other rank holds: set parallel.data to "
-            "more than 1 to keep copies"
+            "ranks that divide a single model among themselves recover in place only if other "
+            "ranks keep copies of their parts: set checkpoint.in_memory to auto, or parallel.data "
+            "to more than 1"
         )
     if document.takes_local_steps:
         return (
