@@ -32,6 +32,7 @@ def traits_of(job: CheckedDocument, *, has_gpus: bool) -> GroupTraits:
         is_script=script is not None,
         recovers_in_place=recovers_in_place,
         goes_on_without_lost=goes_on_without_lost(job.document),
+        goes_back=recovers_in_place and document.keeps_state_in_memory,
         at_own_pace=isinstance(sync, Gossip) and sync.mode == "ad_psgd",
         keeps_numbers=bool(servers),
         is_tied_to_nodes=has_silos,
