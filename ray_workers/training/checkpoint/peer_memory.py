@@ -25,8 +25,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dray import train
 from dray.spec import JobSpec
 from dray.train.prepared.copies import leaves
+from ray_workers.shared.frames import NoMemoryCopiesReport
 from ray_workers.shared.job_log import log
 from ray_workers.shared.memory_limit import available_memory
 from ray_workers.training.checkpoint.interval import NUM_COSTS, StallMeter
@@ -57,7 +59,7 @@ WORTH_LOGGING = 1.5
 NUM_SLOTS = 2
 FINISH_LOOK_S = 0.01
 BUSY, FAILED, NO_MEMORY = 0, -1, -2
-"""What a rank that can't begin a copy sends to the other ranks instead of its interval."""
+"""Numbers that a rank that can't begin a copy sends to the other ranks instead of its interval."""
 
 
 class PeerMemory:
@@ -93,7 +95,7 @@ class PeerMemory:
         self._rank = self._world_size = 0
         self._keepers: list[list[int]] = []
         self._held: list[list[Holding]] = []
-        """What each rank held when the group was formed."""
+        """The shares that each rank held when the group was formed."""
         self._num_on_node = 1
         self._whole: int | None = None
         """The step to which the ranks can go back, when the group was formed."""
@@ -108,6 +110,9 @@ class PeerMemory:
         """Join a group that was just formed. A collective operation."""
         if not self._applies:
             return
+        if self._sending is not None:  # ends, because the old group's connections are cut
+            self._sending.exception()
+            self._sending = None
         self._rank, self._world_size, self._device = rank, world_size, device
         self._group = dist.new_group(backend="gloo", timeout=process_group.OPERATION_LIMIT)
         self._last = None
@@ -117,9 +122,6 @@ class PeerMemory:
         copies are dropped, and so are newer ones that some rank lacks."""
         if not self._applies:
             return
-        if self._sending is not None:  # ends, because the old group's connections are cut
-            self._sending.exception()
-            self._sending = None
         mine = [share.holding for slot in self._slots for share in slot.values()]
         own = (platform.node(), self._lacks_memory, mine)
         everyone = process_group.gathered(own, self._world_size)
@@ -227,7 +229,11 @@ class PeerMemory:
                 f"{what}: reduce copies, use fewer workers per node, or set it to off"
             )
         if self._rank == 0:
-            log(f"{what}. None are kept, so a lost worker restarts the job from its checkpoint")
+            report = NoMemoryCopiesReport(
+                f"{what}. None are kept, so a lost worker restarts the job from its checkpoint"
+            )
+            log(report.message)
+            train.emit(report.KIND, report.body())
 
     def _send(self, sending: Future[None], slot: int, step: int, staged: StagedState) -> None:
         try:
