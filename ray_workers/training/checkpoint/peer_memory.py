@@ -34,7 +34,7 @@ from ray_workers.shared.memory_limit import available_memory
 from ray_workers.training.checkpoint.interval import NUM_COSTS, StallMeter
 from ray_workers.training.checkpoint.share_exchange import (
     Holding,
-    Share,
+    PeerShare,
     exchange,
     keepers,
     newest_whole,
@@ -82,7 +82,7 @@ class PeerMemory:
         """Whether the ranks of this group begin copies."""
         self._lacks_memory = False
         self._stagers = [Stager() for _ in range(NUM_SLOTS)]
-        self._slots: list[dict[int, Share]] = [{} for _ in range(NUM_SLOTS)]
+        self._slots: list[dict[int, PeerShare]] = [{} for _ in range(NUM_SLOTS)]
         """The shares in each slot, by rank."""
         self._kept_memory: list[dict[int, Tensor]] = [{} for _ in range(NUM_SLOTS)]
         """Memory for the shares of other ranks, in each slot, by number of the copy."""
@@ -248,7 +248,9 @@ class PeerMemory:
         self, group: dist.ProcessGroup, slot: int, step: int, staged: StagedState
     ) -> None:
         staged.wait()
-        own = Share(self._rank, step, staged.tree, torch.frombuffer(staged.data, dtype=torch.uint8))
+        own = PeerShare(
+            self._rank, step, staged.tree, torch.frombuffer(staged.data, dtype=torch.uint8)
+        )
         self._slots[slot][self._rank] = own
         faultpoint(FaultPoint.BEFORE_PEER_COPY, step)
         sources = [rank for rank, each in enumerate(self._keepers) if self._rank in each]

@@ -26,7 +26,7 @@ Holding = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Share:
+class PeerShare:
     """One rank's share of the state after a step, in this process's memory."""
 
     rank: int
@@ -81,10 +81,10 @@ def senders(held: Sequence[Collection[Holding]], step: int) -> dict[int, int]:
 
 def exchange(
     group: dist.ProcessGroup,
-    sent: Mapping[int, Share],
+    sent: Mapping[int, PeerShare],
     sources: Iterable[int],
     memory_for: Callable[[int, int], Tensor],
-) -> list[Share]:
+) -> list[PeerShare]:
     """Send shares to other ranks, and return the shares from `sources`, in order.
 
     sent: shares by receiving rank. memory_for: returns memory for the share of a source that has
@@ -104,7 +104,7 @@ def exchange(
     data = {rank: memory_for(rank, one[3]) for rank, one in numbers.items()}
     _transfer(group, {rank: share.data for rank, share in sent.items()}, data)
     return [
-        Share(one[0], one[1], json.loads(trees[rank].numpy().tobytes()), data[rank])
+        PeerShare(one[0], one[1], json.loads(trees[rank].numpy().tobytes()), data[rank])
         for rank, one in numbers.items()
     ]
 
