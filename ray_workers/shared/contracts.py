@@ -250,6 +250,7 @@ class FrameKind(StrEnum):
     RESUMED = "resumed"
     STRAGGLERS = "stragglers"
     DIVERGENCE = "divergence"
+    NO_MEMORY_COPIES = "no_memory_copies"
     ROUND = "round"
     SILO_ROUND = "silo_round"
     ROUND_TROUBLE = "round_trouble"
@@ -388,8 +389,7 @@ class ProcessSpec:
 
 @dataclass(frozen=True)
 class RankTask(ProcessSpec, RankSpec):
-    """Everything that a training process needs. The process receives the task as JSON when it is
-    forked."""
+    """Everything that a training process needs. It receives the task as JSON when it is forked."""
 
     world_size: int
     num_nodes: int

@@ -23,6 +23,7 @@ from ray_workers.shared.frames import (
     ErrorReport,
     LogReport,
     MetricsReport,
+    NoMemoryCopiesReport,
     ResumedReport,
     RoundReport,
     RoundTroubleReport,
@@ -160,6 +161,8 @@ class RankFrames:
                 self._take_stragglers(report)
             case DivergenceReport() as report:
                 self._take_divergence(report)
+            case NoMemoryCopiesReport() as report:
+                self._remark("no_memory_copies", "no_memory_copies", report.message, {})
             case RoundReport() as report:
                 at = time_of(frame, self._now)
                 open_rounds.store(self._session, self._job, self._attempt, report, at)

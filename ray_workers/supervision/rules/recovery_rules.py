@@ -28,7 +28,13 @@ MOST_RESTARTS, RESTARTS_WITHIN_S = 3, 600.0
 """Maximum number of restarts of one rank of a script, and the period in seconds over which they are
 counted."""
 STATE_LOST = frozenset(
-    {"PartsLostError", "CopiesDifferError", "ScriptDiffersError", "BatchLostError"}
+    {
+        "PartsLostError",
+        "KeeperLostError",
+        "CopiesDifferError",
+        "ScriptDiffersError",
+        "BatchLostError",
+    }
 )
 """Types of the errors that end all ranks of a group, because the group can't continue from the
 state that its ranks hold."""
@@ -219,6 +225,8 @@ def loss_report(
         f"{'the other ranks' if lost else 'all ranks'} "
         f"{'continue' if goes_on else 'keep their state'}"
     )
+    if traits.goes_back and lost:
+        others = "all ranks go back to the newest state of which they have copies in memory"
     return RegroupingReport(
         generation=round_number,
         ranks=[rank.rank for rank in lost],

@@ -161,6 +161,20 @@ def read_tensors(file: Path | bytes) -> dict[str, Tensor]:
         raise ValueError(str(error)) from error
 
 
+def views(file: Tensor) -> dict[str, Tensor]:
+    """Return views of the tensors in a file that `lay_out` describes. `file` contains the bytes of
+    the file, possibly followed by other bytes."""
+    start = 8 + int.from_bytes(file[:8].numpy().tobytes(), "little")
+    entries = json.loads(file[8:start].numpy().tobytes())
+    found = {}
+    for name, entry in entries.items():
+        if name != "__metadata__":
+            first, end = (start + at for at in entry["data_offsets"])
+            dtype = TORCH_DTYPES[entry["dtype"]]
+            found[name] = file[first:end].view(dtype).view(entry["shape"])
+    return found
+
+
 def _encode(value: Any, path: str, pieces: dict[str, Piece]) -> Any:
     if isinstance(value, Tensor):
         value = Piece(value.detach(), (0,) * value.ndim, value.shape)

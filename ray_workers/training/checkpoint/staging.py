@@ -123,7 +123,7 @@ class Stager:
         pinned = any(on_gpu(piece.tensor) for piece in pieces.values() if piece.tensor is not None)
         if self._memory.nbytes != size or self._memory.is_pinned() != pinned:
             self._memory = torch.empty(0, dtype=torch.uint8)  # free before allocating
-            self._memory = _pinned(size) if pinned else _pages(size)
+            self._memory = _pinned(size) if pinned else pages(size)
         self._memory[: len(layout.header)] = torch.frombuffer(
             bytearray(layout.header), dtype=torch.uint8
         )
@@ -197,10 +197,10 @@ def _pinned(size: int) -> Tensor:
     return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
-def _pages(size: int) -> Tensor:
+def pages(size: int) -> Tensor:
     """Allocate whole pages. Huge pages are used if the system supports them, so that fewer pages
     must be mapped."""
-    pages = mmap.mmap(-1, max(size, PAGE_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mapped = mmap.mmap(-1, max(size, PAGE_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8)[:size]
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(mapped, dtype=torch.uint8)[:size]
