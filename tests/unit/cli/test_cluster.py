@@ -27,7 +27,7 @@ def test_a_withheld_node_is_shown_and_released(cli: Cli, server: LiveServer) -> 
     assert (shown["code"], shown["gpu"], shown["reason"]) == ("xid_79", None, reason)
     assert cli("cluster", "release", host) == f"{host}: released: {reason}\n"
     assert line not in cli("cluster")
-    cli("cluster", "release", host, exits=5)
+    cli("cluster", "release", host, exits=1)
     assert "no slots of" in cli.err
     assert "dray cluster" in cli.err
-    cli("cluster", "release", "knöten/ä b", exits=5)
+    cli("cluster", "release", "knöten ä", exits=1)
