@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
 
 from service.cluster.port import ClusterSnapshot
 from service.nodes import node_table
 from service.nodes.withheld import withhold
-from tests.unit.api.serving import LiveServer
+from tests.unit.api.serving import LiveServer, serving
 from tests.unit.cli.running import Cli
 from tests.wire import cluster_node
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+@pytest.fixture
+def cli(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(server.url, capsys)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[LiveServer]:
+    """A server whose cluster has nodes, unlike that of the other tests."""
+    with serving(tmp_path) as server:
+        yield server
 
 
 def test_a_withheld_node_is_shown_and_released(cli: Cli, server: LiveServer) -> None:
@@ -27,7 +43,7 @@ def test_a_withheld_node_is_shown_and_released(cli: Cli, server: LiveServer) -> 
     assert (shown["code"], shown["gpu"], shown["reason"]) == ("xid_79", None, reason)
     assert cli("cluster", "release", host) == f"{host}: released: {reason}\n"
     assert line not in cli("cluster")
-    cli("cluster", "release", host, exits=1)
+    cli("cluster", "release", host, exits=3)
     assert "no slots of" in cli.err
     assert "dray cluster" in cli.err
-    cli("cluster", "release", "knöten ä", exits=1)
+    cli("cluster", "release", "knöten ä", exits=3)
