@@ -276,6 +276,10 @@ class ReservationNotFound(NotFound, code="reservation_not_found"):
     """There is no reservation with this name, or it doesn't concern you."""
 
 
+class NothingWithheld(NotFound, code="nothing_withheld"):
+    """There is no node with this name whose slots are withheld."""
+
+
 class DecisionNotFound(NotFound, code="decision_not_found"):
     """The scheduler has no round with this number, or the round's record was deleted."""
 

@@ -137,3 +137,9 @@ class ClusterCalls(Calls):
     async def cluster(self) -> views.Cluster:
         """Return the nodes, their slots, and the jobs that occupy the slots."""
         return await self._read(views.Cluster, Call("GET", "/v1/cluster"))
+
+    async def release_node(self, hostname: str) -> views.ReleasedNode:
+        """Give a node new work although it had faults. Only for admins. Raises NothingWithheld if
+        there is no withheld node with this name."""
+        path = f"/v1/cluster/{segment(hostname)}/release"
+        return await self._read(views.ReleasedNode, Call("POST", path))

@@ -18,6 +18,25 @@ class QuarantinedSlots(View):
     job_id: str
 
 
+class WithheldSlots(View):
+    """A fault because of which a node's GPUs get no new work until an admin releases the node."""
+
+    gpu: str | None = None
+    """UUID of the GPU with the fault; unset if the fault is not known to be that of one GPU."""
+    code: str
+    """The kind of fault, such as `xid_79` or `ecc`."""
+    reason: str
+    since: datetime
+
+
+class ReleasedNode(View):
+    """A node that gets work again."""
+
+    hostname: str
+    released: list[WithheldSlots]
+    """The faults that withheld the node's slots."""
+
+
 class NodeSlots(View):
     node_id: str
     hostname: str
@@ -34,6 +53,9 @@ class NodeSlots(View):
     quarantined: list[QuarantinedSlots] = []
     """Quarantined slots, which are checked every few seconds, and released once no processes or
     files of the previous job exist."""
+    withheld: list[WithheldSlots] = []
+    """Faults because of which the node's GPUs (or its CPUs, if it has no GPU) get no new work.
+    Running jobs continue."""
     reservations: list[NodeReservation] = []
     """The reservations and maintenance windows that include the node and are active or begin within
     a week, in the order in which they begin. Callers see the reservations that `GET

@@ -26,6 +26,7 @@ REMARKS: Final[Mapping[str, str]] = {
     ),
     "error": "A rank ended with an error. The code identifies the cause.",
     "frames_refused": "A rank sent a malformed report, which was not stored.",
+    "gpu_fault": "A GPU on which the job ran has a fault, or reported an error of the program.",
     "growing": "An elastic group was given more slots.",
     "hang": "A rank hung. `dray hangs` shows the stacks.",
     "log_dropped": (

@@ -17,7 +17,7 @@ from service.db.repositories.scheduling import cluster as repository
 from service.domain.errors import Unsatisfiable
 from service.domain.scheduling import autoscaling, policy
 from service.domain.scheduling.placement.slots import is_open
-from service.nodes import quarantine
+from service.nodes import quarantine, withheld
 
 KIND = "accelerator_type:"
 """Prefix of the Ray resource that states the kind of a node's GPUs."""
@@ -54,6 +54,7 @@ def store(
     quarantine.add_events(
         session, kept_before, kept, {n.node_id: n.hostname for n in snapshot.nodes}, now
     )
+    withheld.store_reports(session, snapshot.nodes, now)
     repository.replace_nodes(
         session,
         [

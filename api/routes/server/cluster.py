@@ -1,15 +1,32 @@
-"""/v1/cluster: shows the nodes, their slots, and the jobs that run on them."""
+"""/v1/cluster: shows the nodes, their slots, and the jobs that run on them; and releases nodes that
+were withheld because of a fault."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from typing import Annotated
 
-from api.context import NoParameters, TheQueries, Whose
-from api.http.caching import answer
+from fastapi import APIRouter, Path, Request, Response
+
+from api.context import (
+    Actor,
+    Caller,
+    NoParameters,
+    TheContext,
+    TheQueries,
+    Whose,
+    refuse_unless_admin,
+    use_cases,
+)
+from api.http.caching import answer, fresh
 from api.problems import declare
 from dray import views
+from service.nodes.withheld import WithheldNodes
 
 router = APIRouter(prefix="/v1", tags=["cluster"])
+TheWithheldNodes = Annotated[
+    WithheldNodes, use_cases(lambda runtime: WithheldNodes(runtime.database))
+]
+Hostname = Annotated[str, Path(max_length=255)]
 
 
 @router.get(
@@ -23,3 +40,23 @@ async def cluster(request: Request, queries: TheQueries, user: Whose) -> Respons
     """Show the cluster as the service last saw it. Each node has the reservations that `GET
     /v1/reservations` lists for the caller and that are active or begin within a week."""
     return answer(request, await queries.cluster(user=user))
+
+
+@router.post(
+    "/cluster/{hostname}/release",
+    operation_id="release_node",
+    response_model=views.ReleasedNode,
+    dependencies=[NoParameters],
+    responses=declare("invalid_parameter", "nothing_withheld", "forbidden"),
+)
+async def release(
+    context: TheContext,
+    nodes: TheWithheldNodes,
+    caller: Caller,
+    actor: Actor,
+    hostname: Hostname,
+) -> Response:
+    """Give a node new work after its GPUs were repaired or checked. Only admins can do this. The
+    node is withheld again if a fault happens again."""
+    refuse_unless_admin(context, caller, "release nodes")
+    return fresh(await nodes.release(hostname, actor=actor), 200)
