@@ -250,7 +250,7 @@ def _four(rank: int, home: str) -> None:
 
 
 def _resumed(saved: Any, **division: Any) -> Any:
-    before, saving.load = saving.load, lambda: saved
+    before, saving.load = saving.load, lambda group: saved
     try:
         return prepared(**division)
     finally:
