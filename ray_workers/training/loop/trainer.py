@@ -135,7 +135,8 @@ class Trainer:
             self.state.progress = Progress(newest)
             self.strategy.compare_copies()
         if self.spec.is_divided:
-            self.checkpoints.group = SaveGroup.of(self.task, self.assignment, self.page)
+            group = SaveGroup.of(self.task, self.assignment, self.page)
+            self.triggers.join(group, self.device)
         if self.assignment.batch_size is not None:
             self.state.batch_size = self.assignment.batch_size
         self.prefetcher.end_batches(self._last_of, self.progress.step + 1)
@@ -290,7 +291,7 @@ class Trainer:
                 },
             )
         )
-        if self.rank == 0:
+        if self.rank == 0 or self.spec.is_divided:
             self.triggers.step_took(step, time.perf_counter() - batch.began)
         self.profiler.end_step(step)
         faultpoint(FaultPoint.STEP_ENDS, step, self)
@@ -348,10 +349,10 @@ class Trainer:
         self.reporter.restart_clock()
 
     def saves_after(self, step: int) -> bool:
-        """Whether a checkpoint is due, according to `calendar` or because of early stopping or, on
-        rank 0, because of measurements that the other ranks don't need."""
+        """Whether a checkpoint is due, according to `calendar` or because of early stopping or
+        because of measurements, which only rank 0 needs unless the model is divided."""
         is_stopped = self.evaluates_after(step) and self._is_stopped()
-        is_due = self.rank == 0 and self.triggers.is_due(step)
+        is_due = (self.rank == 0 or self.spec.is_divided) and self.triggers.is_due(step)
         return self.calendar.saves_after(step) or is_stopped or is_due
 
     def save(self, step: int) -> None:
