@@ -3,7 +3,10 @@ model. The expected states are gathered with torch's `full_tensor`."""
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import gc
+import io
 import json
 import math
 import os
@@ -15,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,20 +27,31 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn, optim
 from torch.optim import lr_scheduler
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from dray import train
 from dray.train import preparing, reporting
-from dray.train.checkpoints import CheckpointRef
+from dray.train.checkpoints import CheckpointRef, commit
 from dray.train.prepared import saving
+from dray.train.prepared.divided_session import DividedSession
 from dray.train.prepared.dtensor import local
 from dray.train.prepared.group import SoloGroup, TorchrunGroup
 from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment
 from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.checkpoint.save_group import SaveGroup
 from ray_workers.training.core.compat_torch import PrefixStore, Store, store_of_group
-from ray_workers.training.scripts.rank_checkpoints import RankCheckpoints, read_divided
+from ray_workers.training.scripts.rank_checkpoints import (
+    RankCheckpoints,
+    part_of_rank,
+    read_divided,
+)
 from tests.marks import soak
+from tests.unit.training.checkpoint.test_divided_state import (
+    LIMIT,
+    MIB,
+    leaves_of,
+    peak_of_own_memory,
+)
 from tests.unit.training.prepared.test_divided_script import PLAN, Residuals, samples, step
 from tests.unit.training.ranks import run_in_group
 
@@ -343,3 +358,148 @@ def test_every_division_loads_what_every_division_has_saved(
                 os.environ.update(before)
         else:
             run_in_group(_load, world_size, world_size, division, str(tmp_path), names, seed)
+
+
+class Holding:
+    """An object whose state can't be saved."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def state_dict(self) -> Any:
+        return {"inner": [self.held]}
+
+    def load_state_dict(self, state: Any) -> None:
+        pass
+
+
+class Hidden:
+    """An object that can be copied, but not pickled."""
+
+    def __deepcopy__(self, memo: Any) -> Hidden:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError("it is hidden")
+
+
+def _refuse(rank: int, home: str) -> None:
+    in_rank(rank, 2)
+    DividedGroup.home, DividedGroup.refs = Path(home), ()
+    run = begin("sgd", DividedGroup(), SHARD, 1, hidden=Holding(Hidden()))
+    batches = iter(run.loader)
+    run.step(batches)
+    train.checkpoint()
+    written = io.StringIO()
+    with contextlib.redirect_stdout(written):
+        run.step(batches)
+        run.session.checkpoints.close()
+    text = "tracked/hidden/inner/0 is a Hidden, which can't be saved: it is hidden"
+    assert (text in written.getvalue()) == (rank == 0), written.getvalue()
+    assert checkpoint_files.committed(Path(home).as_uri()) == []
+
+
+def test_the_error_about_an_object_that_cannot_be_saved_names_it(tmp_path: Path) -> None:
+    run_in_group(_refuse, 2, str(tmp_path))
+
+
+def _read_older(rank: int, home: str) -> None:
+    in_rank(rank, 2)
+    DividedGroup.home, DividedGroup.refs = Path(home, "new"), ()
+    first = begin("adamw", DividedGroup(), SHARD, 1)
+    batches = iter(first.loader)
+    first.step(batches)
+    next(batches)
+    expected = whole_of(first)
+    older: list[Any] = [None]
+    if rank == 0:
+        folder = Path(home, "files")
+        folder.mkdir()
+        torch.save(expected, folder / saving.FILE)
+        older = [commit(folder, Path(home, "old").as_uri(), 1, {})[0]]
+    dist.broadcast_object_list(older)
+    DividedGroup.refs = older
+    check(begin("adamw", DividedGroup(), SHARD, 2), older_state(home))
+
+
+def older_state(home: str) -> Any:
+    return torch.load(Path(home, "files", saving.FILE), weights_only=False)
+
+
+def test_a_checkpoint_of_an_older_version_is_read_by_all_ranks(tmp_path: Path) -> None:
+    run_in_group(_read_older, 2, str(tmp_path))
+
+
+WIDTH = 1024
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, 8 * WIDTH, bias=False) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        total: Tensor = sum(layer(x).mean() for layer in self.layers)  # type: ignore[assignment]
+        return total
+
+
+def wide(group: Any) -> Any:
+    preparing._state = preparing._State(new_group=lambda: group)
+    train.init(seed=5, checkpoint_every_s=None)
+    model = Wide()
+    optimizer = optim.AdamW(model.parameters(), lr=0.01)
+    data = DataLoader(TensorDataset(torch.ones(8, WIDTH)), batch_size=2)
+    return train.prepare(model, optimizer, data, **SHARD)
+
+
+def _stay_small(rank: int, home: str) -> None:
+    in_rank(rank, 2)
+    DividedGroup.home, DividedGroup.refs = Path(home), ()
+    model, optimizer, loader = wide(DividedGroup())
+    for number, (x,) in zip(range(5), loader, strict=False):
+        if number < 3:  # then nothing accumulates gradients
+            optimizer.zero_grad()
+            model(x).backward()
+            optimizer.step()
+        else:
+            break
+    session = loader._session
+    gc.collect()
+    state = session.own_state()
+    share = sum(
+        one.tensor.nbytes for one in leaves_of(part_of_rank(state, rank)) if one.tensor is not None
+    )
+    assert 100 * MIB < share < 170 * MIB, share
+    with peak_of_own_memory() as peak:
+        session.checkpoints.save(session.steps, state)
+        session.checkpoints.wait()
+    assert peak[0] < share + LIMIT, f"{peak[0] / MIB:.0f} MiB to save {share / MIB:.0f} MiB"
+    dist.barrier()
+    DividedGroup.refs = (ref_of(Path(home)),)
+    DividedGroup.home = Path(home, "later")
+    del state, session, loader, model, optimizer
+    preparing._state = preparing._State()
+    gc.collect()
+    group = DividedGroup()
+    fresh = begin_wide_only(group)
+    gc.collect()
+    with peak_of_own_memory() as peak:
+        fresh()
+    assert peak[0] < share * 2 // 3 + LIMIT, f"{peak[0] / MIB:.0f} MiB to load"
+
+
+def begin_wide_only(group: Any) -> Callable[[], None]:
+    """Divide a model as `prepare` does, and return a function that loads the checkpoint."""
+    calls: list[Callable[[], None]] = []
+    begin_session = DividedSession.begin
+
+    def defer(self: DividedSession, load: Any) -> None:
+        calls.append(lambda: begin_session(self, load))
+
+    with mock.patch.object(DividedSession, "begin", defer):
+        wide(group)
+    return calls[0]
+
+
+def test_a_rank_of_a_script_needs_memory_for_its_share_only(tmp_path: Path) -> None:
+    run_in_group(_stay_small, 2, str(tmp_path))
