@@ -129,13 +129,13 @@ def part_of_rank(state: Mapping[str, Any], rank: int) -> dict[str, Any]:
     """Return what this rank writes: `Piece`s of divided tensors and, on rank 0, everything else.
     Raises ValueError if an object can't be saved. A collective if the state contains sums that have
     not been added up yet."""
-    part: dict[str, Any] = _Part(rank).of(state)
+    part: dict[str, Any] = _OwnPart(rank).of(state)
     if rank != 0:
         part = _pieces_only(part)
     return part
 
 
-class _Part:
+class _OwnPart:
     def __init__(self, rank: int) -> None:
         self._is_first = rank == 0
         self._spreads: dict[DeviceMesh, Spread] = {}
