@@ -80,19 +80,19 @@ class Stager:
         self._views: list[Tensor] = []
         self._streams: dict[torch.device, Any] = {}
 
-    def take(self, state: Mapping[str, Any], volatile: Iterable[Tensor] = ()) -> StagedState:
+    def take(self, state: Mapping[str, Any], volatile: Iterable[Tensor] | None = ()) -> StagedState:
         """Begin a snapshot. Call `hold_for` with the snapshot before a tensor of the state changes.
 
-        volatile: tensors of the state that change before `hold_for` is called; they are copied
-        immediately. The data of the previous snapshot are overwritten. Raises ValueError for a
-        state that can't be saved, and errors from memory allocation.
+        volatile: tensors of the state that change before `hold_for` is called, or None for all
+        tensors; they are copied immediately. The data of the previous snapshot are overwritten.
+        Raises ValueError for a state that can't be saved, and errors from memory allocation.
         """
         tree, pieces = flatten(state)
         self._prepare(pieces)
         assert self._layout is not None
         tensors = [piece.tensor for piece in pieces.values() if piece.tensor is not None]
         pairs = list(zip(self._views, tensors, strict=True))
-        hasty = {tensor.data_ptr() for tensor in volatile}
+        hasty = {tensor.data_ptr() for tensor in (tensors if volatile is None else volatile)}
         now = [pair for pair in pairs if pair[1].data_ptr() in hasty]
         later = [pair for pair in pairs if pair[1].data_ptr() not in hasty]
         on_host = [pair for pair in later if not on_gpu(pair[1])]

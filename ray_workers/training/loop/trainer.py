@@ -132,7 +132,8 @@ class Trainer:
         if newest == NOTHING:
             self.state.resume(self.checkpoints, self._all_agree, self.rank, self.world_size)
         if self.spec.is_divided:
-            self.checkpoints.group = SaveGroup.of(self.task, self.assignment, self.page)
+            group = SaveGroup.of(self.task, self.assignment, self.page)
+            self.triggers.join(group, self.device)
         if self.assignment.batch_size is not None:
             self.state.batch_size = self.assignment.batch_size
         self.prefetcher.end_batches(self._last_of, self.progress.step + 1)
@@ -290,7 +291,7 @@ class Trainer:
         )
         seconds = time.perf_counter() - batch.began
         self.memory.step_took(seconds)
-        if self.rank == 0:
+        if self.rank == 0 or self.spec.is_divided:
             self.triggers.step_took(step, seconds)
         self.profiler.end_step(step)
         faultpoint(FaultPoint.STEP_ENDS, step, self)
@@ -346,11 +347,11 @@ class Trainer:
         self.reporter.restart_clock()
 
     def saves_after(self, step: int) -> bool:
-        """Whether a checkpoint is due, according to `calendar` or because of early stopping or, on
-        rank 0, because of measurements that the other ranks don't need."""
+        """Whether a checkpoint is due, according to `calendar` or because of early stopping or
+        because of measurements, which only rank 0 needs unless the model is divided."""
         is_stopped = self.evaluates_after(step) and self._is_stopped()
-        is_due = is_stopped or (self.rank == 0 and self.triggers.is_due(step))
-        return self.calendar.saves_after(step) or is_due
+        is_due = (self.rank == 0 or self.spec.is_divided) and self.triggers.is_due(step)
+        return self.calendar.saves_after(step) or is_stopped or is_due
 
     def save(self, step: int) -> None:
         """Begin a checkpoint, which is written during the next steps. A collective operation if

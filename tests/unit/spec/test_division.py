@@ -213,11 +213,6 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
             "needs complete layers",
         ),
         (
-            divided({"shard": 2}, checkpoint={"every_steps": "auto"}),
-            "/checkpoint/every_steps",
-            "all ranks must save at the same step",
-        ),
-        (
             SCRIPT | {"parallel": {"pipeline": 2}, "resources": {"num_workers": 2}},
             "/parallel/pipeline",
             "train.prepare() supports parallel.shard and parallel.tensor",
