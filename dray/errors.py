@@ -272,12 +272,12 @@ class QueueNotFound(NotFound, code="queue_not_found"):
     """There is no queue with this name."""
 
 
-class QuarantineNotFound(NotFound, code="quarantine_not_found"):
-    """There is no node with this id or host name whose slots were quarantined as faulty."""
-
-
 class ReservationNotFound(NotFound, code="reservation_not_found"):
     """There is no reservation with this name, or it doesn't concern you."""
+
+
+class NothingWithheld(NotFound, code="nothing_withheld"):
+    """There is no node with this name whose slots are withheld."""
 
 
 class DecisionNotFound(NotFound, code="decision_not_found"):

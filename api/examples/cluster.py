@@ -15,6 +15,14 @@ NODE: Mapping[str, Any] = {
     "held": {"CPU": 2.0, "GPU": 2.0},
     "accepted": True,
     "reason": None,
+    "withheld": [
+        {
+            "gpu": "GPU-5f0ad1c2-7b0e-4d0c-9d43-2f6a3b1e8c77",
+            "code": "xid_79",
+            "reason": "GPU 3: Xid 79: the GPU has fallen off the bus",
+            "since": STEPPED,
+        }
+    ],
     "reservations": [
         {
             "name": "course",
@@ -65,6 +73,7 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
         "autoscaling": {"max_nodes": 8, "num_nodes": 2, "asked_at": STEPPED},
         "updated_at": STEPPED,
     },
+    "ReleasedNode": {"hostname": "gpu-7", "released": NODE["withheld"]},
     "Plan": {
         "chosen": "shard 2",
         "meshes": [

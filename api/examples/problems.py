@@ -176,9 +176,6 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": "3 jobs in the queue 'night' have not ended",
         "hint": "move or cancel these jobs first, or wait until they have ended",
     },
-    "quarantine_not_found": {
-        "detail": "no slots of a node 'gpu-7' are quarantined as faulty",
-    },
     "queue_not_found": {
         "detail": "there is no queue 'night'",
         "hint": "`dray queue ls` shows the existing queues",

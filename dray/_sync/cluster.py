@@ -133,8 +133,8 @@ class ClusterCalls(Calls):
         """Return the nodes, their slots, and the jobs that occupy the slots."""
         return self._read(views.Cluster, Call("GET", "/v1/cluster"))
 
-    def release_node(self, node: str) -> None:
-        """Release the slots of a node that were quarantined because the node was found faulty. The
-        node is given by its id or its host name. Only for admins. Raises QuarantineNotFound if no
-        such slots are quarantined."""
-        self._send(Call("DELETE", f"/v1/cluster/nodes/{segment(node)}/quarantine"))
+    def release_node(self, hostname: str) -> views.ReleasedNode:
+        """Give a node new work although it had faults. Only for admins. Raises NothingWithheld if
+        there is no withheld node with this name."""
+        path = f"/v1/cluster/{segment(hostname)}/release"
+        return self._read(views.ReleasedNode, Call("POST", path))

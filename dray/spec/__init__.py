@@ -7,7 +7,7 @@ features are rejected.
 
 from __future__ import annotations
 
-from dray.spec.checkpoint import Checkpoint, InitFrom
+from dray.spec.checkpoint import Checkpoint, InitFrom, InMemory
 from dray.spec.federated.document import Federated
 from dray.spec.fields import MAX_STEPS, Document
 from dray.spec.job import SPEC_VERSION, JobSpec
@@ -66,6 +66,7 @@ __all__ = [
     "Gossip",
     "Gpt",
     "Imported",
+    "InMemory",
     "InitFrom",
     "JobSpec",
     "LrScaling",

@@ -9,6 +9,16 @@ from pydantic import Field, StringConstraints
 from dray.spec.fields import MAX_STEPS, Document, Int, MetricName
 
 
+class InMemory(Document):
+    """How often the state of a divided model is copied to the memory of other workers."""
+
+    every_steps: Annotated[Int, Field(ge=1, le=MAX_STEPS)]
+    """Number of optimizer steps between copies."""
+    copies: Annotated[Int, Field(ge=1, le=16)] = 1
+    """Number of other workers that keep a copy of each worker's share of the state. They are on
+    other nodes, as far as possible."""
+
+
 class Checkpoint(Document):
     """When checkpoints are saved and how many are kept."""
 
@@ -18,6 +28,12 @@ class Checkpoint(Document):
     workers are lost."""
     keep: Annotated[Int, Field(ge=1, le=1000)] = 3
     """Number of most recent checkpoints to keep, in addition to the best one."""
+    in_memory: Literal["auto", "off"] | InMemory = "auto"
+    """Whether the workers of a divided model also keep its newest state in host memory, on
+    themselves and on other workers, so that a lost worker is replaced without reading a checkpoint.
+    `auto` keeps copies if the workers divide a single model on CPUs, and chooses the interval so
+    that copying takes at most 1% of the time. All other groups don't keep copies, because their
+    workers already hold replicas of the state, or can't recover in place."""
     best: MetricName | None = None
     """Metric that selects the best checkpoint. Losses, errors and perplexity are minimised; all
     other metrics are maximised."""

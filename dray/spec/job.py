@@ -211,6 +211,12 @@ class JobSpec(Document):
         return self.parallel.num_parts > 1
 
     @property
+    def keeps_state_in_memory(self) -> bool:
+        """Whether each rank's share of a divided model is copied to the memory of other ranks."""
+        may_keep = copies.why_no_state_in_memory(self) is None
+        return self.checkpoint.in_memory != "off" and may_keep
+
+    @property
     def num_replicas(self) -> int:
         """Number of ranks that train the same part of the model."""
         return self.num_ranks_that_train // self.parallel.num_parts
@@ -298,6 +304,7 @@ class JobSpec(Document):
         job_checks.check(self)
         copies.check_comparison(self)
         division.check_balance(self)
+        copies.check_in_memory(self)
         training.check_noise(self)
         training.check_batch_range(self)
         group.check_profile(self)

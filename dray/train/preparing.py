@@ -256,8 +256,9 @@ def prepare(
         starting.DivisionRequest(blocks, tensor_plan, shard, tensor, recompute, compile_blocks),
         seed=options.seed,
         broadcast_buffers=broadcast_buffers,
+        keep=options.keep,
     )
-    session.begin(saving.load)
+    session.begin(lambda: saving.load(session.group))
     saver = saving.Saver(
         session,
         every_steps=options.checkpoint_every_steps,

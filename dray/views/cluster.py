@@ -9,13 +9,32 @@ from dray.views.reservations import NodeReservation
 
 
 class QuarantinedSlots(View):
-    """Slots that can't be used, because processes or files of the job that last used them still
-    exist, or because the job has shown that the node is faulty."""
+    """Slots that can't be used yet, because processes or files of the job that last used them still
+    exist."""
 
     slots: int
     reason: str
     since: datetime
     job_id: str
+
+
+class WithheldSlots(View):
+    """A fault because of which a node's GPUs get no new work until an admin releases the node."""
+
+    gpu: str | None = None
+    """UUID of the GPU with the fault; unset if the fault is not known to be that of one GPU."""
+    code: str
+    """The kind of fault, such as `xid_79` or `ecc`."""
+    reason: str
+    since: datetime
+
+
+class ReleasedNode(View):
+    """A node that gets work again."""
+
+    hostname: str
+    released: list[WithheldSlots]
+    """The faults that withheld the node's slots."""
 
 
 class NodeSlots(View):
@@ -32,8 +51,11 @@ class NodeSlots(View):
     """Why the node is refused. For an accepted node, the reason why files can't be written to its
     disk, or a note that only ranks of silos can run on the node."""
     quarantined: list[QuarantinedSlots] = []
-    """Quarantined slots. Slots with processes or files of an ended job are checked every few
-    seconds, and released once these are gone. Slots of a faulty node are released by an admin."""
+    """Quarantined slots, which are checked every few seconds, and released once no processes or
+    files of the previous job exist."""
+    withheld: list[WithheldSlots] = []
+    """Faults because of which the node's GPUs (or its CPUs, if it has no GPU) get no new work.
+    Running jobs continue."""
     reservations: list[NodeReservation] = []
     """The reservations and maintenance windows that include the node and are active or begin within
     a week, in the order in which they begin. Callers see the reservations that `GET

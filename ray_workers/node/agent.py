@@ -40,6 +40,7 @@ from ray_workers.node.folders.git_commit import CodeRefused, CodeUnreachable
 from ray_workers.node.folders.job_folders import FilesKept, FolderPlan
 from ray_workers.node.forkserver.client import ForkFailed, list_tasks, send_to_rank
 from ray_workers.node.forkserver.manager import ForkserverManager
+from ray_workers.node.gpu_health import GpuHealth
 from ray_workers.node.gpu_memory import GpuMemory, NvmlMemory
 from ray_workers.node.node_address import own_address
 from ray_workers.node.node_spools import NodeSpools
@@ -50,6 +51,7 @@ from ray_workers.shared.contracts import Frame
 from ray_workers.shared.folders import work_dir
 from ray_workers.shared.folders.disk_space import why_full
 from ray_workers.shared.folders.removal import remove_tree
+from ray_workers.shared.gpu_faults import GpuFault
 from ray_workers.shared.heartbeat import NodeObservation, RankObservation, observe_ranks
 from ray_workers.shared.node_needs import (
     BuildState,
@@ -109,6 +111,7 @@ class NodeReport:
     """Number of Ray worker processes on the node that are starting or waiting for an actor."""
     has_silo_source: bool
     """Whether the node has a silo's data, and therefore runs only ranks of silos."""
+    gpu_faults: tuple[GpuFault, ...] = ()
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)
@@ -137,6 +140,9 @@ class NodeAgent:
         self._gpu_memory: GpuMemory = NvmlMemory()
         sessions = session_records.sessions_dir(self._directory)
         self._system_metrics = SystemMetricsSampler(sessions)
+        self._gpu_health = GpuHealth(
+            lambda: session_records.read_sessions(sessions), self._directory / "gpu_faults.json"
+        )
         self._book = QuarantineBook(self._directory / "quarantine")
         self._waits = WaitMeter()
         self._folders = FolderKeeper(deployment_id, self._node_id)
@@ -147,6 +153,7 @@ class NodeAgent:
 
     def _begin(self) -> None:
         """Start the background tasks on the first call."""
+        self._gpu_health.begin()
         if not self._tasks:
             self._tasks = [
                 asyncio.ensure_future(self._forkserver.run()),
@@ -170,6 +177,7 @@ class NodeAgent:
             quarantined=tuple(self._book.entries()),
             idle_workers=await asyncio.to_thread(count_idle_workers, self._raylet),
             has_silo_source=silo_gate.has_source(os.environ),
+            gpu_faults=self._gpu_health.faults(),
         )
 
     async def ping(self, silence_limit_s: float) -> float | None:

@@ -253,6 +253,7 @@ class FrameKind(StrEnum):
     STRAGGLERS = "stragglers"
     DIVERGENCE = "divergence"
     REPLICAS = "replicas"
+    NO_MEMORY_COPIES = "no_memory_copies"
     ROUND = "round"
     SILO_ROUND = "silo_round"
     ROUND_TROUBLE = "round_trouble"
@@ -391,8 +392,7 @@ class ProcessSpec:
 
 @dataclass(frozen=True)
 class RankTask(ProcessSpec, RankSpec):
-    """Everything that a training process needs. The process receives the task as JSON when it is
-    forked."""
+    """Everything that a training process needs. It receives the task as JSON when it is forked."""
 
     world_size: int
     num_nodes: int

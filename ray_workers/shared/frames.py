@@ -246,6 +246,15 @@ class ReplicasReport(Report):
 
 
 @dataclass(frozen=True)
+class NoMemoryCopiesReport(Report):
+    """The ranks of a divided model keep no copies of its state in memory, for the reason in
+    `message`."""
+
+    KIND = FrameKind.NO_MEMORY_COPIES
+    message: Message
+
+
+@dataclass(frozen=True)
 class RoundReport(Report):
     """A round with clients outside of the cluster was opened, was opened to more clients, or has
     ended."""

@@ -24,6 +24,9 @@ class GroupTraits:
     """Whether the remaining ranks continue immediately when ranks are lost, and add the
     replacements once they are ready. This requires that each rank has its own copy of the model and
     does not depend on a particular other rank."""
+    goes_back: bool
+    """Whether the group loses steps when it recovers in place: if a rank is lost, all ranks go back
+    to the newest state of which the ranks have copies in memory."""
     at_own_pace: bool
     """Whether a slow rank processes fewer shares of the batches, without delaying the other
     ranks."""

@@ -59,6 +59,14 @@ def memory_here(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> int:
     return min([machine, *(group.used + group.available for group in limits)])
 
 
+def available_memory(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> int:
+    """Return the number of bytes of memory that are available to this process now."""
+    lines = (line.split() for line in (proc / "meminfo").read_text().splitlines())
+    (machine,) = (int(kib) << 10 for name, kib, *_ in lines if name == "MemAvailable:")
+    limits = memory_in_control_groups(proc, sys)
+    return min([machine, *(group.available for group in limits)])
+
+
 def _groups(proc: Path, mount: Path) -> Iterator[tuple[Path, _Files]]:
     """Yield the folders of the memory groups that contain this process, from the innermost
     outwards."""

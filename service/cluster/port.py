@@ -13,6 +13,7 @@ from typing import Protocol
 
 from ray_workers.shared.commands import Command
 from ray_workers.shared.contracts import AttemptSpec, PollReply
+from ray_workers.shared.gpu_faults import GpuFault
 from ray_workers.shared.node_needs import NodeEnvironment, NodeNeeds
 from ray_workers.shared.quarantine import Quarantined
 
@@ -56,6 +57,8 @@ class ClusterNode:
     is_never_released: bool
     """Whether the node is the head, which Ray never removes, or a control node, on which
     supervisors run."""
+    gpu_faults: tuple[GpuFault, ...] | None = None
+    """Faults of the node's GPUs. None until the node has reported."""
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ REMARKS: Final[Mapping[str, str]] = {
     ),
     "error": "A rank ended with an error. The code identifies the cause.",
     "frames_refused": "A rank sent a malformed report, which was not stored.",
+    "gpu_fault": "A GPU on which the job ran has a fault, or reported an error of the program.",
     "growing": "An elastic group was given more slots.",
     "hang": "A rank hung. `dray hangs` shows the stacks.",
     "log_dropped": (
@@ -39,6 +40,7 @@ REMARKS: Final[Mapping[str, str]] = {
     "metric_keys_limit": "The job reports too many different metrics. The newest metrics are not "
     "stored.",
     "metric_steps_repeated": "A metric was reported again for a step that already has a value.",
+    "no_memory_copies": "Copies of a divided model's state do not fit in memory, so none are kept.",
     "preempting": "The job was asked to save a checkpoint and release its slots.",
     "queue": "A user held, released or moved the waiting job, or changed its priority.",
     "recall_unanswered": "The group did not release the slots that it was asked to release.",

@@ -23,6 +23,7 @@ from ray_workers.shared.frames import (
     ErrorReport,
     LogReport,
     MetricsReport,
+    NoMemoryCopiesReport,
     ReplicasReport,
     ResumedReport,
     RoundReport,
@@ -169,6 +170,8 @@ class RankFrames:
                 self._take_divergence(report)
             case ReplicasReport() as report:
                 replica_checks.take(self._session, self._job, self._attempt, report, self._now)
+            case NoMemoryCopiesReport() as report:
+                self._remark("no_memory_copies", "no_memory_copies", report.message, {})
             case RoundReport() as report:
                 at = time_of(frame, self._now)
                 open_rounds.store(self._session, self._job, self._attempt, report, at)

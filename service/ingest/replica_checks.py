@@ -1,4 +1,4 @@
-"""Stores the results of comparisons of a model's replicas, and quarantines slots of culprits."""
+"""Stores the results of comparisons of a model's replicas, and withholds the nodes of culprits."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from datetime import datetime
 from sqlalchemy.orm import Session
 
 from ray_workers.shared.frames import Culprit, ReplicasReport
-from service.db.models import AttemptRow, JobRow, WithheldSlotsRow
+from service.db.models import AttemptRow, JobRow
 from service.db.repositories.scheduling import cluster as cluster_repository
+from service.lifecycle import withholding
 from service.lifecycle.transitions import remark
 
 DIFFER = "replicas_differ"
@@ -46,7 +47,7 @@ def take(
         "step": report.step,
         "checked_step": last,
         "culprits": report.body()["culprits"],
-        "quarantined": [node_id for node_id in held if node_id is not None],
+        "withheld": [hostname for hostname in held if hostname is not None],
     }
     remark(session, job, type_=DIFFER, code=DIFFER, message=found, now=now, data=data)
 
@@ -58,33 +59,15 @@ def _named(one: Culprit) -> str:
 def _withhold(
     session: Session, job: JobRow, attempt: AttemptRow, culprit: Culprit, now: datetime
 ) -> str | None:
-    """Quarantine the slots of a culprit, and return the node's id; None if the node is unknown.
-
-    On a node with GPUs, all slots of the job's kind are quarantined, because Ray chooses the GPU of
-    a slot, and might choose the faulty GPU.
-    """
-    held_on = {part["node_id"] for part in attempt.slices}
-    on_host = cluster_repository.nodes_of_host(session, culprit.hostname)
-    node = next((row for row in on_host if row.node_id in held_on), None)
-    if node is None:
+    """Withhold the node of a culprit, and return its host name; None if the attempt has no slots on
+    such a node."""
+    node_ids = [part["node_id"] for part in attempt.slices]
+    if culprit.hostname not in cluster_repository.hostnames(session, node_ids).values():
         return None
-    bundle = {name: float(amount) for name, amount in job.bundle.items()}
-    slots, resources = 1, bundle
-    if bundle.get("GPU"):
-        slots = max(1, int(node.total.get("GPU", 0.0) // bundle["GPU"]))
-        resources = {"GPU": float(node.total.get("GPU", 0.0))}
     reason = (
-        f"after step {attempt.corrupted_step}, the replica of rank {culprit.rank} "
+        f"after step {attempt.corrupted_step} of {job.id}, the replica of rank {culprit.rank} "
         f"({culprit.device}) differed from the majority"
     )
-    row = WithheldSlotsRow(
-        node_id=node.node_id,
-        job_id=job.id,
-        attempt=attempt.attempt,
-        slots=slots,
-        resources=resources,
-        reason=reason,
-        since=now,
-    )
-    cluster_repository.withhold(session, row)
-    return node.node_id
+    mark = f"{job.id}:{attempt.attempt}"
+    withholding.withhold(session, culprit.hostname, reason, code=DIFFER, now=now, mark=mark)
+    return culprit.hostname

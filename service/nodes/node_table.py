@@ -17,7 +17,7 @@ from service.db.repositories.scheduling import cluster as repository
 from service.domain.errors import Unsatisfiable
 from service.domain.scheduling import autoscaling, policy
 from service.domain.scheduling.placement.slots import is_open
-from service.nodes import quarantine
+from service.nodes import quarantine, withheld
 
 KIND = "accelerator_type:"
 """Prefix of the Ray resource that states the kind of a node's GPUs."""
@@ -49,12 +49,12 @@ def store(
     if snapshot is None:
         return
     # Because the cluster's row is written first, other processes that store a snapshot must wait.
-    snapshot = quarantine.with_withheld(session, snapshot)
     kept_before = {row.node_id: row.quarantined for row in repository.nodes(session)}
     kept = quarantine.as_stored(snapshot.nodes, kept_before)
     quarantine.add_events(
         session, kept_before, kept, {n.node_id: n.hostname for n in snapshot.nodes}, now
     )
+    withheld.store_reports(session, snapshot.nodes, now)
     repository.replace_nodes(
         session,
         [

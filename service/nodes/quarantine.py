@@ -1,11 +1,10 @@
-"""Quarantined slots, which can't be used because a process of an ended job is still alive on them,
-or because their node is faulty. Slots of faulty nodes are quarantined until an administrator
-releases them."""
+"""Quarantined slots, which can't be used because a process of an ended job is still alive on
+them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,9 +13,8 @@ from sqlalchemy.orm import Session
 from dray import views
 from ray_workers.shared.frame_fields import clean
 from ray_workers.shared.quarantine import Quarantined
-from service.cluster.port import ClusterNode, ClusterSnapshot
+from service.cluster.port import ClusterNode
 from service.db.repositories import jobs as repository
-from service.db.repositories.scheduling import cluster as cluster_repository
 from service.lifecycle.transitions import remark
 
 QUARANTINED = "slot_quarantined"
@@ -24,31 +22,6 @@ RELEASED = "slot_released"
 
 Stored = Mapping[str, Sequence[Mapping[str, Any]]]
 """The quarantined slots of each node, by node id: `Quarantined` as JSON."""
-
-
-def with_withheld(session: Session, cluster: ClusterSnapshot) -> ClusterSnapshot:
-    """Return the snapshot with the withheld slots of each node among its quarantined slots; the
-    same object if no slots are withheld."""
-    rows = cluster_repository.withheld_slots(session)
-    if not rows:
-        return cluster
-    by_node: dict[str, list[Quarantined]] = {}
-    for row in rows:
-        entry = Quarantined(
-            *(row.job_id, row.attempt, row.slots, row.resources, row.reason),
-            row.since.timestamp(),
-        )
-        by_node.setdefault(row.node_id, []).append(entry)
-    nodes = [_with_entries(node, by_node.get(node.node_id, ())) for node in cluster.nodes]
-    return replace(cluster, nodes=tuple(nodes))
-
-
-def _with_entries(node: ClusterNode, entries: Sequence[Quarantined]) -> ClusterNode:
-    if not entries:
-        return node
-    keys = {(entry.job_id, entry.attempt) for entry in entries}
-    others = [one for one in node.quarantined or () if (one.job_id, one.attempt) not in keys]
-    return replace(node, quarantined=(*others, *entries))
 
 
 def as_stored(nodes: Sequence[ClusterNode], before: Stored) -> dict[str, list[dict[str, Any]]]:
@@ -96,8 +69,8 @@ def add_events(
         _add_event(session, key, QUARANTINED, message, new[key], now)
     for key in old.keys() - new.keys():
         node = hostnames.get(key[0])
-        end = f"on {node} can be used again" if node else "vanished with their node"
-        message = f"the quarantined slots ({_slots(old[key]['slots'])}) {end}"
+        end = f"on {node} have ended" if node else "vanished with their node"
+        message = f"the processes that were left on {_slots(old[key]['slots'])} {end}"
         _add_event(session, key, RELEASED, message, old[key], now)
 
 

@@ -68,6 +68,16 @@ def run_tour(service: HasUrl, folder: Path, blocks: list[Block], *, takes_s: flo
         code = shell.wait()
     text = (folder / "said").read_text()
     errors = (folder / "complained").read_text()
-    assert code == 0, f"{code}: {text[-2000:]}\n{errors[-2000:]}"
+    assert code == 0, f"{code}: {text[-2000:]}\n{errors[-2000:]}\n{_happened(service.url)}"
     assert not errors
     return re.split(rf"\n{MARK} \d+\n", text)[1:]
+
+
+def _happened(url: str) -> str:
+    """The events of all jobs, which show why a command failed."""
+    with Client(url) as client:
+        return "\n".join(
+            f"{job.name} {event.time:%H:%M:%S.%f} {event.code}: {event.message}"
+            for job in client.jobs()
+            for event in client.events(job.id)
+        )

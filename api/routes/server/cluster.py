@@ -1,4 +1,5 @@
-"""/v1/cluster: shows the nodes, their slots and jobs, and releases quarantined slots."""
+"""/v1/cluster: shows the nodes, their slots, and the jobs that run on them; and releases nodes that
+were withheld because of a fault."""
 
 from __future__ import annotations
 
@@ -6,14 +7,26 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from api.context import Admin, NoParameters, TheQueries, Whose, use_cases
-from api.http.caching import answer
+from api.context import (
+    Actor,
+    Caller,
+    NoParameters,
+    TheContext,
+    TheQueries,
+    Whose,
+    refuse_unless_admin,
+    use_cases,
+)
+from api.http.caching import answer, fresh
 from api.problems import declare
 from dray import views
-from service.nodes.release import FaultyNodes
+from service.nodes.withheld import WithheldNodes
 
-TheFaultyNodes = Annotated[FaultyNodes, use_cases(lambda runtime: FaultyNodes(runtime.database))]
 router = APIRouter(prefix="/v1", tags=["cluster"])
+TheWithheldNodes = Annotated[
+    WithheldNodes, use_cases(lambda runtime: WithheldNodes(runtime.database))
+]
+Hostname = Annotated[str, Path(max_length=255)]
 
 
 @router.get(
@@ -29,18 +42,21 @@ async def cluster(request: Request, queries: TheQueries, user: Whose) -> Respons
     return answer(request, await queries.cluster(user=user))
 
 
-@router.delete(
-    "/cluster/nodes/{node}/quarantine",
+@router.post(
+    "/cluster/{hostname}/release",
     operation_id="release_node",
-    status_code=204,
-    response_class=Response,
+    response_model=views.ReleasedNode,
     dependencies=[NoParameters],
-    responses=declare("invalid_parameter", "quarantine_not_found"),
+    responses=declare("invalid_parameter", "nothing_withheld", "forbidden"),
 )
-async def release_node(
-    nodes: TheFaultyNodes, _: Admin, node: Annotated[str, Path(max_length=255)]
+async def release(
+    context: TheContext,
+    nodes: TheWithheldNodes,
+    caller: Caller,
+    actor: Actor,
+    hostname: Hostname,
 ) -> Response:
-    """Release the slots of a node that were quarantined because the node was found faulty. The node
-    is given by its id or its host name. Only admins can do this."""
-    await nodes.release(node)
-    return Response(status_code=204)
+    """Give a node new work after its GPUs were repaired or checked. Only admins can do this. The
+    node is withheld again if a fault happens again."""
+    refuse_unless_admin(context, caller, "release nodes")
+    return fresh(await nodes.release(hostname, actor=actor), 200)

@@ -1,8 +1,8 @@
-"""Commands that show the cluster, or a job's logs, events, attempts or explanations."""
+"""Commands that show a job's logs, events, attempts or explanations."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,26 +19,18 @@ from dray.cli.base import (
     interruptible,
 )
 from dray.cli.choosing import read_job
-from dray.cli.commands.reservations import whose
 from dray.cli.commands.shares import show_factors
 
 if TYPE_CHECKING:
     from dray.views import (
         Attempt,
-        AutoscalingState,
         Counterfactual,
         Event,
         Explanation,
         Forecast,
         ForecastError,
-        NodeSlots,
         OtherJob,
-        StorageState,
     )
-
-_KINDS = ("CPU", "GPU")
-DOUBTFUL = timedelta(minutes=10)
-"""Time to wait for a requested node before warning that the autoscaler may be missing."""
 
 
 @app.command()
@@ -250,103 +242,3 @@ def _took(attempt: Attempt) -> str | None:
     return duration(
         (attempt.finished_at - (attempt.started_at or attempt.created_at)).total_seconds()
     )
-
-
-@app.command()
-def cluster(
-    release: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NODE",
-            help="Instead, release the slots of this node (id or host name) that were quarantined "
-            "because the node was found faulty. Only for admins.",
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show the nodes, the jobs running on them, and the reservations of the nodes that are active
-    or begin within a week."""
-    from dray.cli.display.output import write_json, write_text
-    from dray.cli.display.tables import table
-
-    with connect() as client:
-        if release is not None:
-            client.release_node(release)
-            write_text(f"the quarantined slots of {release} are released")
-            return
-        answer = client.cluster()
-    if as_json:
-        write_json(answer)
-        return
-    write_text("connected" if answer.connected else f"not connected: {answer.reason}")
-    if answer.ray_dashboard:
-        write_text(f"dashboard: {answer.ray_dashboard}")
-    storage = _storage(answer.storage)
-    if storage:
-        write_text(f"storage: {storage}")
-    if answer.autoscaling is not None:
-        write_text(f"autoscaler: {_autoscaling(answer.autoscaling, datetime.now(UTC))}")
-    rows = (
-        (
-            node.hostname,
-            _health(node),
-            *(f"{node.held.get(kind, 0):g}/{node.resources.get(kind, 0):g}" for kind in _KINDS),
-            ", ".join(node.jobs) or None,
-            ", ".join(one.name for one in node.reservations) or None,
-        )
-        for node in answer.nodes
-    )
-    table(
-        ("NODE", "STATE", *(f"{kind} HELD" for kind in _KINDS), "JOBS", "RESERVATIONS"),
-        rows,
-        flexible=("STATE", "RESERVATIONS"),
-        optional=("RESERVATIONS",),
-    )
-    reserved = {one.name: one for node in answer.nodes for one in node.reservations}
-    if reserved:
-        write_text("")
-        table(
-            ("RESERVATION", "BEGINS", "ENDS", "FOR"),
-            (
-                (one.name, one.begins_at, one.ends_at, whose(one))
-                for one in sorted(reserved.values(), key=lambda one: (one.begins_at, one.name))
-            ),
-            flexible=("FOR",),
-        )
-    for node in answer.nodes:
-        for kept in node.quarantined:
-            slots = "1 slot" if kept.slots == 1 else f"{kept.slots} slots"
-            write_text(f"{node.hostname}: {slots} of {kept.job_id} in quarantine: {kept.reason}")
-
-
-def _autoscaling(state: AutoscalingState, now: datetime) -> str:
-    """Describe the request to Ray, with a warning if no node was added in time."""
-    if state.asked_at is None:
-        return f"no nodes requested; the maximum is {state.max_nodes}"
-    nodes = "1 more node" if state.num_nodes == 1 else f"{state.num_nodes} more nodes"
-    request = f"{nodes} requested from Ray since {state.asked_at:%Y-%m-%d %H:%M:%S} UTC"
-    if now - state.asked_at < DOUBTFUL:
-        return request
-    return f"{request}; check whether an autoscaler is running (`ray status`)"
-
-
-def _storage(state: StorageState) -> str | None:
-    """Return the problem with the storage, if any. Otherwise, return how much space is used or
-    free, if there is a limit."""
-    from dray.cli.display.output import size
-
-    if state.problem:
-        return state.problem
-    if state.quota_bytes is not None and state.used_bytes is not None:
-        return f"{size(state.used_bytes)} of {size(state.quota_bytes)} used"
-    if state.min_free_bytes is not None and state.free_bytes is not None:
-        return f"{size(state.free_bytes)} free; {size(state.min_free_bytes)} must stay free"
-    return None
-
-
-def _health(node: NodeSlots) -> str:
-    if not node.alive:
-        return "lost"
-    if not node.accepted:
-        return f"refused: {node.reason}"
-    return f"ready, but {node.reason}" if node.reason else "ready"

@@ -89,6 +89,48 @@ def check_comparison(spec: JobSpec) -> None:
         raise wrong(at, f"requires at least two replicas of the model: set {how} to 2 or more")
 
 
+def why_no_state_in_memory(spec: JobSpec) -> str | None:
+    """Return the reason why the ranks can't keep copies of their shares of the state in each
+    other's memory, or have no use for them; None if they can keep them."""
+    if spec.script is not None:
+        return "is only for recipes: scripts resume from a checkpoint"
+    if spec.parallel.auto:
+        return "requires the axes of parallel, instead of parallel: auto"
+    if not spec.is_divided:
+        return (
+            "is only for models that are divided among workers (parallel.shard, tensor, context "
+            "or pipeline above 1): otherwise no worker has a share of the model that others lack"
+        )
+    if spec.num_replicas > 1:
+        return (
+            "is not needed with replicas of the model (parallel.data above 1), which hold the "
+            "state of the latest step: leave it out"
+        )
+    if spec.resources.gpus_per_worker:
+        return "requires gpus_per_worker 0: groups on GPUs do not recover in place"
+    if spec.compression is not None:
+        return "can't be combined with sync.compression, whose unsent values are not copied"
+    return None
+
+
+def check_in_memory(spec: JobSpec) -> None:
+    """Check that explicit copies of the state in memory are possible."""
+    asked = spec.checkpoint.in_memory
+    if isinstance(asked, str):
+        return
+    at, num_workers = "/checkpoint/in_memory", spec.resources.num_workers
+    if num_workers == 1:
+        raise wrong(at, "requires resources.num_workers 2 or more: another worker keeps the copy")
+    if (why := why_no_state_in_memory(spec)) is not None:
+        raise wrong(at, f"{why}, or set it to auto or off")
+    if asked.copies >= num_workers:
+        raise wrong(
+            f"{at}/copies",
+            f"is {asked.copies}, but each worker has only {num_workers - 1} other workers: set it "
+            f"to {num_workers - 1} or less",
+        )
+
+
 def _check_servers(spec: JobSpec, sync: ParameterServer) -> None:
     """Reject options that parameter servers can't support. Servers store flat vectors and have no
     access to tensors, samples or losses."""

@@ -39,11 +39,6 @@ def _check_divided(spec: JobSpec) -> None:
     if spec.copies_differ:
         at = "/sync/every" if spec.takes_local_steps else "/sync/kind"
         raise wrong(at, f"{alone}: otherwise no rank has the complete state")
-    if spec.checkpoint.every_steps == "auto":
-        raise wrong(
-            "/checkpoint/every_steps",
-            f"must be a number with parallel.{axis}, because all ranks must save at the same step",
-        )
     if spec.parallel.zero == 1:
         return  # every rank has the complete weights and gradients
     instead = ", or parallel.zero to be 1" if not spec.parallel.inner_axes else ""

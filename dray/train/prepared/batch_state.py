@@ -207,6 +207,10 @@ class BatchState:
             hook_gradients((parameters[0], parameters[-1]), self._hooked, self._look_for_stale)
 
     def state(self) -> dict[str, Any]:
+        """Return the state for another process, with whole tensors."""
+        return self.own_state()
+
+    def own_state(self) -> dict[str, Any]:
         """Return everything that another process needs to continue at this batch. The tensors are
         not copied."""
         if self._taken is not None and self._parts < self._taken["parts"]:
@@ -252,7 +256,7 @@ class BatchState:
         # `strict` is False because the state may include models that a later call of prepare()
         # adds.
         for model, of_model in zip(self.models, state["models"], strict=False):
-            model.load_state_dict(of_model)
+            self._load_model(model, of_model)
         for optimizer, of_one in zip(self.optimizers, state["optimizers"], strict=False):
             if has_groups_of(optimizer, of_one):  # otherwise the script adds groups later
                 optimizer.load_state_dict(of_one)
@@ -274,6 +278,9 @@ class BatchState:
         # Restore the anchor again before the next batch, because the script may change the restored
         # values while it skips completed epochs.
         self._must_restore = True
+
+    def _load_model(self, model: nn.Module, state: Mapping[str, Any]) -> None:
+        model.load_state_dict(state)
 
     def _renew_anchor(self) -> None:
         """Recreate the anchor of the current batch with additional models, but keep its results."""

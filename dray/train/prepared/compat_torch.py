@@ -1,4 +1,5 @@
-"""The private API of torch that prepared training needs. See also `ray_workers.training.core`."""
+"""The private API of torch that prepared training and divided tensors need. See also
+`ray_workers.training.core`."""
 
 from __future__ import annotations
 
@@ -6,6 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributed.tensor.placement_types import _StridedShard
+
+StridedShard = _StridedShard
+"""FSDP's placement of a dimension that is already split along the tensor axis. The class is not a
+subclass of `Shard`, and has no public name."""
 
 
 def when_backward_ends(call: Callable[[], None]) -> None:

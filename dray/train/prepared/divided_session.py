@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from dray.train.prepared import division
 from dray.train.prepared.anchor import parameters_of
 from dray.train.prepared.batch_state import upgraded
 from dray.train.prepared.division import Axes
+from dray.train.prepared.dtensor import local, plain_part_of
 from dray.train.prepared.group import Group, LoopPhase, everyones
 from dray.train.prepared.session import TrainingSession
 
@@ -33,8 +35,11 @@ class DividedSession(TrainingSession):
         *,
         seed: int | None,
         axes: Axes,
+        keep: int,
     ) -> None:
+        """keep: number of checkpoints to keep."""
         self._axes = axes
+        self.checkpoints = group.checkpoints(keep)
         super().__init__(group, [model], [optimizer], tracked, seed=seed)
 
     @property
@@ -57,15 +62,21 @@ class DividedSession(TrainingSession):
         return bool(table[0][0]), any(leaving for _, leaving in table)
 
     def begin(self, load: Callable[[], Mapping[str, Any] | None]) -> None:
-        self._load = load
-        loaded = load() if self.group.rank == 0 else None
-        begun: dict[str, Any] = {"seed": self.seed, "saved": loaded}
+        saved: Mapping[str, Any] | None = None
+        if self.checkpoints is not None:
+            saved = self.checkpoints.load()
+        elif self.group.rank == 0:
+            saved = load()
+        handed_over = None if self.checkpoints is not None else saved
+        begun: dict[str, Any] = {"seed": self.seed, "saved": handed_over}
         handed = self.group.hand_over(lambda: begun, 0)
         begun = begun if handed is None else handed
         self.seed = begun["seed"]
         self._ops = 0
-        if begun["saved"] is not None:
-            self._take(begun["saved"])
+        if self.checkpoints is None:
+            saved = begun["saved"]
+        if saved is not None:
+            self._take(saved)
         else:
             self._anchor = self._new_anchor()
         self.group.began(self.steps, is_verified=True)
@@ -93,39 +104,82 @@ class DividedSession(TrainingSession):
 
     def state(self) -> dict[str, Any]:
         """Return the state with whole tensors, as an undivided session does. A collective."""
-        whole: dict[str, Any] = division.whole(super().state())
+        whole: dict[str, Any] = division.whole(self.own_state())
         return whole
 
     def _take(self, state: Mapping[str, Any]) -> None:
         state = upgraded(state, self._names_of_optimizers)
-        own = self.model.state_dict()
-        models = [
-            {
-                name: division.like(value, own[name]) if name in own else value
-                for name, value in state["models"][0].items()
-            }
-        ]
         optimizers = [
-            {**saved, "state": self._like(saved["state"], parameters_of([optimizer]))}
+            {
+                "param_groups": copied_like(saved["param_groups"], None),
+                "state": self._like(saved["state"], parameters_of([optimizer])),
+            }
             for saved, optimizer in zip(state["optimizers"], self.optimizers, strict=True)
         ]
         gradients = state["gradients"]
         if gradients is not None:
             pairs = zip(gradients, self._exchange.parameters, strict=True)
             gradients = [None if g is None else division.like(g, p) for g, p in pairs]
-        taken = {**state, "models": models, "optimizers": optimizers, "gradients": gradients}
+        taken = {
+            **state,
+            **{key: copied_like(state[key], None) for key in ("others", "groups", "buffers")},
+            "optimizers": optimizers,
+            "gradients": gradients,
+            "tracked": {
+                name: copied_like(state["tracked"][name], one.state_dict())
+                for name, one in self.tracked.items()
+                if name in state["tracked"]
+            }
+            | {name: one for name, one in state["tracked"].items() if name not in self.tracked},
+        }
         super()._take(taken)
         self._ops = self._anchor.ops = 0
         self._replay.clear()
+
+    @torch.no_grad()
+    def _load_model(self, model: nn.Module, state: Mapping[str, Any]) -> None:
+        """Load whole tensors, one tensor at a time, without another copy of the rank's part."""
+        loaded = dict(state)
+        for name, own in model.state_dict().items():
+            value = state.get(name)
+            if isinstance(own, DTensor) and value is not None and value.shape == own.shape:
+                local(own).copy_(plain_part_of(value, own))
+                loaded[name] = own
+        model.load_state_dict(loaded)
 
     def _like(
         self, of_each: Mapping[int, Mapping[str, Any]], parameters: Sequence[nn.Parameter]
     ) -> dict[int, dict[str, Any]]:
         """Divide the tensors of an optimizer's state in the same way as the parameters."""
         return {
-            number: {
-                key: division.like(one, parameters[number]) if torch.is_tensor(one) else one
-                for key, one in values.items()
-            }
+            number: {key: copied_like(one, parameters[number]) for key, one in values.items()}
             for number, values in of_each.items()
         }
+
+
+def copied_like(saved: Any, own: Any) -> Any:
+    """Copy a saved value. Tensors are divided like the tensors at the same positions of `own` or,
+    if `own` is a tensor, like `own`."""
+    if isinstance(saved, torch.Tensor):
+        return division.like(saved, own) if _can_divide(saved, own) else saved.clone()
+    if isinstance(saved, Mapping):
+        return {key: copied_like(one, _part(own, key)) for key, one in saved.items()}
+    if type(saved) in (list, tuple):
+        return type(saved)([copied_like(one, _part(own, at)) for at, one in enumerate(saved)])
+    return saved
+
+
+def _part(own: Any, key: Any) -> Any:
+    if isinstance(own, Mapping):
+        return own.get(key)
+    if isinstance(own, list | tuple):
+        return own[key] if isinstance(key, int) and key < len(own) else None
+    return own
+
+
+def _can_divide(saved: torch.Tensor, own: Any) -> bool:
+    return (
+        isinstance(own, DTensor)
+        and own.shape == saved.shape
+        and not any(placement.is_partial() for placement in own.placements)
+    )

@@ -17,10 +17,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, distribute_module, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_module
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
+from dray.train.prepared import dtensor
 from dray.train.prepared.copies import changed
 
 
@@ -236,9 +237,9 @@ def like(value: Tensor, parameter: Tensor) -> Tensor:
     parameter. Every rank must have the whole tensor."""
     if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
         return value
-    return distribute_tensor(
-        value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
-    )
+    part = dtensor.plain_part_of(value, parameter)
+    own = torch.empty(part.shape, dtype=value.dtype, device=parameter.device)
+    return dtensor.like(own.copy_(part), parameter)
 
 
 def _names(model: nn.Module) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +28,26 @@ class LoopPhase(Enum):
     """From the exchange to the next batch, such as the update, reports and evaluations."""
     SAVE = "save"
     FINISH = "finish"
+
+
+class DividedCheckpoints(Protocol):
+    """Checkpoints of a divided state, to which each rank writes its part. In a state, divided
+    tensors are DTensors; all other values are the values of rank 0."""
+
+    def load(self) -> Mapping[str, Any] | None:
+        """Return the state of the newest checkpoint that all ranks found intact, or None. Tensors
+        are whole, and are read when they are copied. A collective."""
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        """Copy this rank's part of the state, and write the copy while training continues. Every
+        rank must call this after the same step. Waits for the previous save."""
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save has begun and has not ended."""
+
+    def wait(self) -> None:
+        """Wait until no save is in progress."""
 
 
 class Group(Protocol):
@@ -70,6 +91,13 @@ class Group(Protocol):
     ) -> dict[str, Any] | None:
         """Send the state of the rank `source` to every other rank. Returns the state on the other
         ranks, and None on `source`. A collective."""
+
+    def checkpoints(self, keep: int) -> DividedCheckpoints | None:
+        """Return the checkpoints of a divided state, of which the `keep` newest are kept. None if
+        rank 0 must save the whole state."""
+
+    def read_divided(self, folder: Path) -> Mapping[str, Any]:
+        """Return the state that the ranks of a group have written to a folder."""
 
     def enter(self, phase: LoopPhase, step: int) -> None:
         """Record that this rank has entered a phase of the step."""
@@ -127,6 +155,15 @@ class SoloGroup:
         self, state: Callable[[], Mapping[str, Any]], source: int
     ) -> dict[str, Any] | None:
         return None
+
+    def checkpoints(self, keep: int) -> DividedCheckpoints | None:
+        return None
+
+    def read_divided(self, folder: Path) -> Mapping[str, Any]:
+        raise ValueError(
+            "the checkpoint contains a state that was written by several ranks, which can be read "
+            "only in a job that uses the version of torch that dray supports"
+        )
 
     def enter(self, phase: LoopPhase, step: int) -> None:
         pass

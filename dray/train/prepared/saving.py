@@ -1,5 +1,6 @@
 """Checkpoints of a prepared script. The state is copied between two batches, and written while
-training continues.
+training continues. Rank 0 writes the state, except that each rank writes its part of a divided
+state (`DividedCheckpoints`).
 
 Once a state has been handed over to a new process, each exchange verifies that the ranks' weights
 are equal, and a copy is written only after an exchange has verified it. Therefore no checkpoint
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +21,13 @@ import torch
 
 from dray.train import reporting
 from dray.train.prepared.copies import changed
-from dray.train.prepared.group import LoopPhase
+from dray.train.prepared.group import Group, LoopPhase
 from dray.train.prepared.session import TrainingSession
 from dray.train.storage_faults import log
 
 FILE = "prepared.pt"
+DIVIDED_FILE = "state.json"
+"""A file that only the checkpoints of divided states have."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class _Copy:
 
 
 class Saver:
-    """Saves the state of a session on rank 0, one save at a time."""
+    """Saves the state of a session, one save at a time."""
 
     def __init__(
         self, session: TrainingSession, *, every_steps: int | None, every_s: float | None, keep: int
@@ -86,9 +90,14 @@ class Saver:
             return True
         if self._every_steps is not None and steps >= self._every_steps:
             return True
-        is_writing = self._writing is not None and not self._writing.done()
         waited_s = time.monotonic() - self._saved_at
-        return self._every_s is not None and waited_s >= self._every_s and not is_writing
+        return self._every_s is not None and waited_s >= self._every_s and not self._is_writing
+
+    @property
+    def _is_writing(self) -> bool:
+        if (checkpoints := self._session.checkpoints) is not None:
+            return checkpoints.is_saving
+        return self._writing is not None and not self._writing.done()
 
     def save(self) -> None:
         """Copy the state and start writing it. Waits for the previous save if it is still
@@ -98,8 +107,11 @@ class Saver:
             return
         self.wait()
         session.group.enter(LoopPhase.SAVE, session.steps)
-        copy = _Copy(on_host(session.state()), session.steps, session.num_ops)
         self._saved_step, self._saved_at = session.steps, time.monotonic()
+        if session.checkpoints is not None:
+            session.checkpoints.save(session.steps, session.own_state())
+            return
+        copy = _Copy(on_host(session.state()), session.steps, session.num_ops)
         if session.group.rank == 0:
             self._held = copy
             if not session.verifies:
@@ -128,11 +140,13 @@ class Saver:
 
     def wait(self) -> None:
         """Wait until no save is in progress."""
+        if self._session.checkpoints is not None:
+            self._session.checkpoints.wait()
         if self._writing is not None:
             self._writing.result()
 
 
-def load() -> dict[str, Any] | None:
+def load(group: Group) -> Mapping[str, Any] | None:
     """Return the state of the newest intact checkpoint of an earlier attempt, or None.
 
     Raises ValueError for a checkpoint that the script has saved with `save_checkpoint`.
@@ -140,13 +154,21 @@ def load() -> dict[str, Any] | None:
     found = reporting.load_checkpoint()
     if found is None:
         return None
-    path = found.path / FILE
+    if (found.path / DIVIDED_FILE).is_file():
+        return group.read_divided(found.path)
+    return read_whole(found.path, found.step)
+
+
+def read_whole(folder: Path, step: int) -> dict[str, Any]:
+    """Return the state that rank 0 has saved to a folder, mapped from its file. Raises ValueError
+    for the files of a script."""
+    path = folder / FILE
     if not path.is_file():
         raise ValueError(
-            f"the checkpoint of step {found.step} was saved by save_checkpoint(), and prepare() "
+            f"the checkpoint of step {step} was saved by save_checkpoint(), and prepare() "
             "can't read it: in a prepared script, use train.checkpoint() instead"
         )
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False)
+    state: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=False)
     return state
 
 

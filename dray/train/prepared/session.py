@@ -29,7 +29,7 @@ from dray.train.prepared import compat_torch
 from dray.train.prepared.anchor import LoaderPosition, Result, parameters_of
 from dray.train.prepared.batch_state import NO_STATE, BatchState
 from dray.train.prepared.exchange import SampleCount
-from dray.train.prepared.group import Group, LoopPhase, everyones
+from dray.train.prepared.group import DividedCheckpoints, Group, LoopPhase, everyones
 from dray.train.prepared.hooks import hook_gradients, hook_steps, refuse_stranger
 from dray.train.prepared.meeting import Meeting, RankStanding, meet
 from dray.train.seeding import derive_seed, seed_generators
@@ -84,6 +84,9 @@ class TrainingSession(BatchState):
     def shard(self) -> tuple[int, int]:
         """(index, count) of this rank's share of each batch."""
         return self.group.rank, self.group.world_size
+
+    checkpoints: DividedCheckpoints | None = None
+    """The checkpoints to which each rank writes its part; None if rank 0 saves the whole state."""
 
     @property
     def takes_part_in_saves(self) -> bool:

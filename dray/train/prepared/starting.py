@@ -38,6 +38,7 @@ def session_of(
     *,
     seed: int | None,
     broadcast_buffers: bool,
+    keep: int,
 ) -> TrainingSession:
     """Create a session. If the arguments divide the model, this function is a collective operation
     that joins the group. Otherwise, the function does not join the group, because the number of
@@ -62,7 +63,7 @@ def session_of(
     group.join()
     division.divide(model, blocks, wanted.tensor_plan, axes)
     division.retarget(optimizer, model, names)
-    return DividedSession(group, model, optimizer, tracked, seed=seed, axes=axes)
+    return DividedSession(group, model, optimizer, tracked, seed=seed, axes=axes, keep=keep)
 
 
 def _axes_of(wanted: DivisionRequest, *, is_blocked: bool) -> division.Axes | None:

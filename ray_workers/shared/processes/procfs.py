@@ -100,10 +100,14 @@ def _read(path: str) -> bytes:
 
 def stat_fields(pid: int | str) -> list[bytes]:
     """Return the fields of /proc/PID/stat, starting with field 3 (state); empty if the process does
-    not exist."""
+    not exist.
+
+    Raises OSError if the file can't be read for another reason, such as too many open files: a
+    process that is taken for dead has its sessions killed.
+    """
     try:
         stat = _read(f"/proc/{pid}/stat")
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return []
     # The command may contain spaces and brackets; the fields begin after its last ')'.
     return stat[stat.rindex(b")") + 2 :].split()

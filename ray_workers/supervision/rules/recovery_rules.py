@@ -30,6 +30,7 @@ counted."""
 STATE_LOST = frozenset(
     {
         "PartsLostError",
+        "KeeperLostError",
         "CopiesDifferError",
         "ScriptDiffersError",
         "BatchLostError",
@@ -226,6 +227,8 @@ def loss_report(
         f"{'the other ranks' if lost else 'all ranks'} "
         f"{'continue' if goes_on else 'keep their state'}"
     )
+    if traits.goes_back and lost:
+        others = "all ranks go back to the newest state of which they have copies in memory"
     return RegroupingReport(
         generation=round_number,
         ranks=[rank.rank for rank in lost],

@@ -54,7 +54,8 @@ OLD_STATE = "state.pt"
 MANIFEST_VERSION = 3
 """Version 1 stored the whole state in one file, `state.pt`, written by torch.save. Checkpoints of
 version 1 can still be read. Version 2 has one file of tensors, and is also written today unless
-several ranks write the state."""
+several ranks write the state. Version 0 stands for a manifest without a version: the files of a
+script, written by `dray.train.save_checkpoint`."""
 RNG = "seeds are derived from (seed, step, rank)"
 
 _GONE = (FileNotFoundError, NotADirectoryError)
@@ -266,7 +267,10 @@ def _divided_state(
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // num_ranks)) as threads:
         for _ in threads.map(lambda one: _check(one[0], one[1], direct_io.measure), own):
             pass
-    described = json.loads(document)
+    return _divided_tree(json.loads(document), found)
+
+
+def _divided_tree(described: Mapping[str, Any], found: Mapping[str, StoredFile]) -> State:
     tensors = stored_tensors(described["tensors"], found)
     return _as_state(safetensors_layout.restore(described["tree"], tensors))
 
@@ -316,8 +320,8 @@ def read_manifest(ref: CheckpointRef) -> tuple[CommittedCheckpoint, dict[str, An
             f"the manifest of {ref.url} has the hash {sha256} instead of {ref.manifest_sha256}"
         )
     try:
-        manifest = json.loads(text)
-        if not 1 <= manifest["version"] <= MANIFEST_VERSION:
+        manifest = {"version": 0, "position": {}, **json.loads(text)}
+        if not 0 <= manifest["version"] <= MANIFEST_VERSION:
             raise BrokenCheckpointError(
                 f"{ref.url} has version {manifest['version']}, but this version of dray "
                 f"supports only versions up to {MANIFEST_VERSION}"
@@ -378,14 +382,26 @@ def drop_unfinished(base_url: str) -> None:
             files.remove_folder(url)
 
 
+def read_folder(folder: Path) -> State:
+    """Return the state that several ranks have written to a folder, whose files are verified."""
+    described = json.loads((folder / TREE).read_bytes())
+    paths = folder.glob("*.safetensors")
+    found = {path.name: _opened(path.as_uri(), path.stat().st_size) for path in paths}
+    return _divided_tree(described, found)
+
+
 def load_each(
-    refs: Sequence[CheckpointRef], *, number: int = 0, num_ranks: int = 1
+    refs: Sequence[CheckpointRef],
+    *,
+    number: int = 0,
+    num_ranks: int = 1,
+    read: Callable[..., LoadedCheckpoint] = load,
 ) -> Iterator[LoadedCheckpoint | SkippedCheckpoint]:
     """Load each of `refs` in order, and yield the checkpoint, or the reason why it can't be loaded.
-    number, num_ranks: see `load`."""
+    number, num_ranks: see `load`. read: a function that is called like `load`."""
     for ref in refs:
         try:
-            yield load(ref, number=number, num_ranks=num_ranks)
+            yield read(ref, number=number, num_ranks=num_ranks)
         except BrokenCheckpointError as error:
             is_reached = not isinstance(error, UnreachableCheckpointError)
             yield SkippedCheckpoint(ref.step, str(error), is_reached)

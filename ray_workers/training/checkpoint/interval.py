@@ -94,7 +94,8 @@ class CheckpointInterval:
         self._write_s = self._step_s = 0.0
         self._last_step: int | None = None
         self._since_s = 0.0
-        self._is_measuring = False
+        self.is_measuring = False
+        """Whether a save has begun whose cost is not known yet."""
         self.every_steps: int | None = None
         """None until a save has been measured."""
 
@@ -109,11 +110,11 @@ class CheckpointInterval:
     def saved_at(self, step: int) -> None:
         """Record that a save began, whether or not it was due according to this interval."""
         self._last_step, self._since_s = step, 0.0
-        self._is_measuring = True
+        self.is_measuring = True
 
     def measured(self, cost_s: float, write_s: float, step_s: float) -> int:
         """Recalculate the interval from the costs of the last saves, and return it in steps."""
-        self._is_measuring = False
+        self.is_measuring = False
         self._costs.append(cost_s)
         self._write_s, self._step_s = write_s, step_s
         return self._choose()
@@ -127,8 +128,15 @@ class CheckpointInterval:
     def step_took(self, seconds: float) -> None:
         self._since_s += seconds
 
+    def steps_left(self, step: int) -> int:
+        """Return the number of steps until the next save is due; 0 before the first save was
+        measured."""
+        if self.every_steps is None or self._last_step is None:
+            return 0
+        return max(0, self._last_step + self.every_steps - step)
+
     def is_due(self, step: int) -> bool:
         assert self._last_step is not None, "training has not begun"
         if self.every_steps is None:
-            return self._since_s >= FIRST_SAVE_S and not self._is_measuring
+            return self._since_s >= FIRST_SAVE_S and not self.is_measuring
         return step - self._last_step >= self.every_steps or self._since_s >= MAX_INTERVAL_S

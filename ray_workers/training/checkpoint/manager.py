@@ -52,10 +52,14 @@ class CheckpointManager:
         keep: int,
         best: str | None,
         progressed: Callable[[], None] = lambda: None,
+        saves_any_number: bool = False,
     ) -> None:
-        """progressed: called while training waits for a save in which a rank is writing."""
+        """progressed: called while training waits for a save in which a rank is writing.
+        saves_any_number: whether to save states with NaN or infinity, which can be intended in a
+        user's own model."""
         self._base_url = base_url
         self._progressed = progressed
+        self._saves_any_number = saves_any_number
         self._num_chunks = 0
         """Number of chunks that are known to be written."""
         self._keep = keep
@@ -120,14 +124,16 @@ class CheckpointManager:
     def save(
         self,
         about: CheckpointMetadata,
-        state: Mapping[str, Any],
+        state: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
         *,
-        volatile: Iterable[Tensor] = (),
+        volatile: Iterable[Tensor] | None = (),
     ) -> None:
         """Begin to save the current state. If this rank saves alone, does nothing if the current
         step is already saved. Waits for the previous save if it is still in progress.
 
-        volatile: tensors of the state that change before `hold` is called.
+        state: the state, or a function that returns it; its errors are handled like errors from
+            copying the state.
+        volatile: tensors of the state that change before `hold` is called; None for all tensors.
         """
         if self.group is None and self.has(about.step):
             return
@@ -137,9 +143,11 @@ class CheckpointManager:
         self._step = about.step
         taken: StagedState | Exception
         try:
-            taken = self._snapshot = self._stager.take(state, volatile)
-        except (OSError, MemoryError, RuntimeError, ValueError) as error:
-            taken = error  # other ranks may wait for this rank
+            taken = self._snapshot = self._stager.take(
+                state() if callable(state) else state, volatile
+            )
+        except Exception as error:  # other ranks may wait for this rank
+            taken = error
         self._writing = self._writer.submit(self._write, about, taken, began, save)
 
     def has(self, step: int) -> bool:
@@ -221,9 +229,9 @@ class CheckpointManager:
         """Write this rank's part of the state, and return the checkpoint; None on ranks that do not
         commit it."""
         if save is None:
-            return checkpoint_files.commit(self._base_url, about, _usable(taken), self._wrote)
+            return checkpoint_files.commit(self._base_url, about, self._usable(taken), self._wrote)
         try:
-            snapshot = _usable(taken)
+            snapshot = self._usable(taken)
             report = checkpoint_files.write_share(self._base_url, about.step, snapshot, save)
         except NotFiniteError:
             report = RankReport(is_finite=False)
@@ -237,6 +245,15 @@ class CheckpointManager:
             return checkpoint_files.commit_shares(self._base_url, about, save)
         finally:
             save.conclude()
+
+    def _usable(self, taken: StagedState | Exception) -> StagedState:
+        """Return a snapshot from which training could resume. Raises NotFiniteError if there are
+        non-finite values, and the error if the state could not be copied."""
+        if isinstance(taken, Exception):
+            raise taken
+        if not self._saves_any_number and not taken.is_finite():
+            raise NotFiniteError
+        return taken
 
     def tidy(self) -> None:
         """Delete superseded checkpoints at the end, when no save is in progress. Waits briefly for
@@ -319,16 +336,6 @@ def _report_saved(saved: CommittedCheckpoint) -> float:
         metrics=saved.metrics,
     )
     return train.append(report.KIND, report.body())
-
-
-def _usable(taken: StagedState | Exception) -> StagedState:
-    """Return a snapshot from which training could resume. Raises NotFiniteError if there are
-    non-finite values, and the error if the state could not be copied."""
-    if isinstance(taken, Exception):
-        raise taken
-    if not taken.is_finite():
-        raise NotFiniteError
-    return taken
 
 
 def _log_failed(step: int, error: BaseException) -> None:

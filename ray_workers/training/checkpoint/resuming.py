@@ -26,17 +26,18 @@ def choose(
     *,
     number: int = 0,
     num_ranks: int = 1,
+    read: Callable[..., LoadedCheckpoint] = checkpoint_files.load,
 ) -> tuple[LoadedCheckpoint | None, list[SkippedCheckpoint]]:
     """Return the first of `refs` that is valid on every rank, and the skipped checkpoints before
     it. A collective operation.
 
     everywhere: returns whether all ranks passed True; all ranks get the same result. number,
-    num_ranks: this rank's index and the number of ranks, which verify different files. Raises
-    StorageError if no checkpoint is valid and the storage could not be read, because starting from
-    scratch would lose the checkpoints in this storage.
+    num_ranks: this rank's index and the number of ranks, which verify different files. read:
+    see `checkpoint_files.load_each`. Raises StorageError if no checkpoint is valid and the storage
+    could not be read, because starting from scratch would lose the checkpoints in this storage.
     """
     passed_over: list[SkippedCheckpoint] = []
-    for found in checkpoint_files.load_each(refs, number=number, num_ranks=num_ranks):
+    for found in checkpoint_files.load_each(refs, number=number, num_ranks=num_ranks, read=read):
         agreed = agree(found, everywhere)
         if isinstance(agreed, LoadedCheckpoint):
             return agreed, passed_over
@@ -103,13 +104,14 @@ def receipt(
     passed_over: Sequence[SkippedCheckpoint],
     *,
     step: int,
-    position: Mapping[str, int],
+    position: Mapping[str, int] | None,
 ) -> ResumedReport:
     """Return the report that is written when training starts. The loss after resuming is reported
     with the metrics of the first step.
 
     loaded: the checkpoint from which training resumed or, if `step` is 0, from which the weights
-    were loaded. position: the position from which to continue reading the data.
+    were loaded. position: the position from which to continue reading the data;
+    None if it is not recorded.
     """
     saved = None if loaded is None else loaded.saved
     return ResumedReport(
@@ -117,7 +119,7 @@ def receipt(
         url="" if saved is None else saved.url,
         sha256=None if saved is None else saved.manifest_sha256,
         size_bytes=None if saved is None else saved.size_bytes,
-        position=DataPosition(**position),
+        position=None if position is None else DataPosition(**position),
         world_size=None if loaded is None else loaded.position.get("world_size"),
         optimizer_restored=step > 0,
         rng=checkpoint_files.RNG,

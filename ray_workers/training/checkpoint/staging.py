@@ -80,19 +80,19 @@ class Stager:
         self._views: list[Tensor] = []
         self._streams: dict[torch.device, Any] = {}
 
-    def take(self, state: Mapping[str, Any], volatile: Iterable[Tensor] = ()) -> StagedState:
+    def take(self, state: Mapping[str, Any], volatile: Iterable[Tensor] | None = ()) -> StagedState:
         """Begin a snapshot. Call `hold_for` with the snapshot before a tensor of the state changes.
 
-        volatile: tensors of the state that change before `hold_for` is called; they are copied
-        immediately. The data of the previous snapshot are overwritten. Raises ValueError for a
-        state that can't be saved, and errors from memory allocation.
+        volatile: tensors of the state that change before `hold_for` is called, or None for all
+        tensors; they are copied immediately. The data of the previous snapshot are overwritten.
+        Raises ValueError for a state that can't be saved, and errors from memory allocation.
         """
         tree, pieces = flatten(state)
         self._prepare(pieces)
         assert self._layout is not None
         tensors = [piece.tensor for piece in pieces.values() if piece.tensor is not None]
         pairs = list(zip(self._views, tensors, strict=True))
-        hasty = {tensor.data_ptr() for tensor in volatile}
+        hasty = {tensor.data_ptr() for tensor in (tensors if volatile is None else volatile)}
         now = [pair for pair in pairs if pair[1].data_ptr() in hasty]
         later = [pair for pair in pairs if pair[1].data_ptr() not in hasty]
         on_host = [pair for pair in later if not on_gpu(pair[1])]
@@ -123,7 +123,7 @@ class Stager:
         pinned = any(on_gpu(piece.tensor) for piece in pieces.values() if piece.tensor is not None)
         if self._memory.nbytes != size or self._memory.is_pinned() != pinned:
             self._memory = torch.empty(0, dtype=torch.uint8)  # free before allocating
-            self._memory = _pinned(size) if pinned else _pages(size)
+            self._memory = _pinned(size) if pinned else pages(size)
         self._memory[: len(layout.header)] = torch.frombuffer(
             bytearray(layout.header), dtype=torch.uint8
         )
@@ -197,10 +197,10 @@ def _pinned(size: int) -> Tensor:
     return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
-def _pages(size: int) -> Tensor:
+def pages(size: int) -> Tensor:
     """Allocate whole pages. Huge pages are used if the system supports them, so that fewer pages
     must be mapped."""
-    pages = mmap.mmap(-1, max(size, PAGE_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mapped = mmap.mmap(-1, max(size, PAGE_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8)[:size]
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(mapped, dtype=torch.uint8)[:size]

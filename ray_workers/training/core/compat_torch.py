@@ -22,13 +22,9 @@ from torch._C._distributed_c10d import Store as Store
 from torch._C._distributed_c10d import TCPStore as TCPStore
 from torch._C._distributed_c10d import _broadcast_coalesced
 from torch.distributed import distributed_c10d
-from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.parallel import DistributedDataParallel
 
 T = TypeVar("T", bound=Tensor)
-StridedShard = _StridedShard
-"""FSDP's placement of a dimension that is already split along the tensor axis. The class is not a
-subclass of `Shard`, and has no public name."""
 IMPORTED_LATE = ("torch._dynamo",)
 """Modules that torch imports when the first optimizer is created."""
 IMPORTED_LATE_OPTIONAL = ("torch.profiler._cupti_monitor",)

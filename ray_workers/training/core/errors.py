@@ -73,6 +73,21 @@ class PartsLostError(Exception):
         )
 
 
+class KeeperLostError(PartsLostError):
+    """A rank's share of the state is in the memory of no remaining rank."""
+
+    def __init__(self) -> None:
+        Exception.__init__(
+            self,
+            "a rank was lost together with the ranks that kept copies of its share of the state, "
+            f"or before its first copy was complete; {RESUMES}",
+        )
+
+
+class HostMemoryError(ModelError):
+    """The copies of the state that the document asks for do not fit into host memory."""
+
+
 class CopiesDifferError(PartsLostError):
     """Ranks that should have equal copies of the model have different copies."""
 

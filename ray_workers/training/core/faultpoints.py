@@ -59,6 +59,11 @@ class FaultPoint(StrEnum):
     checkpoint is invalid. Passes nothing."""
     CHECKPOINT_COMMITTED = "checkpoint_committed"
     """The manifest has been written, but the checkpoint has not been reported. Passes nothing."""
+    BEFORE_PEER_COPY = "before_peer_copy"
+    """The rank's share of the state has been copied in its own memory, but is not sent to another
+    rank. Passes nothing. Reached in the thread that sends it."""
+    PEER_COPY_SENT = "peer_copy_sent"
+    """The rank has sent its share and received the shares that it keeps. Passes nothing."""
     BEFORE_RESULT = "before_result"
     """The last step has been committed."""
     WEIGHTS_STORED = "weights_stored"

@@ -85,7 +85,7 @@ class Calendar:
     total_steps: int
     eval_every_epochs: int
     save_every_steps: int | None
-    """None for `auto`. With `auto`, rank 0 also saves after steps that it chooses, based on
+    """None for `auto`. With `auto`, rank 0 also chooses steps after which to save, based on
     measurements that the other ranks don't have."""
     eval_with_save: bool
     """Whether each checkpoint needs an evaluation, because it could be the best checkpoint."""

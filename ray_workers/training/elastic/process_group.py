@@ -82,6 +82,15 @@ def rank_0s(flag: bool, rank: int, device: torch.device, world_size: int) -> boo
     return bool(chosen.item())
 
 
+def maxima(values: Sequence[float], device: torch.device, world_size: int) -> list[float]:
+    """Return the maximum of each value over all ranks. The values must not be NaN."""
+    if world_size == 1:
+        return list(values)
+    found = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return [float(one) for one in found.tolist()]
+
+
 def add_up(total: Tensor, world_size: int) -> None:
     """Replace `total` with its sum over all ranks."""
     if world_size > 1:

@@ -15,6 +15,7 @@ from dray.spec import JobSpec
 from ray_workers.shared.commands import CORRUPT_SIGNAL
 from ray_workers.shared.frames import Culprit, ReplicasReport
 from ray_workers.training import devices
+from ray_workers.training.checkpoint.manager import CheckpointManager
 from ray_workers.training.core.errors import CorruptedReplicaError, ReplicasDifferError
 from ray_workers.training.elastic import process_group
 from ray_workers.training.parallel import Strategy
@@ -26,7 +27,9 @@ NUM_DIFFERING, CHECK_TIME = "check/replicas_differ", "perf/check_time_s"
 class ReplicaCheck:
     """The comparisons of one rank. All ranks make the same calls."""
 
-    def __init__(self, spec: JobSpec, device: torch.device) -> None:
+    def __init__(self, spec: JobSpec, device: torch.device, checkpoints: CheckpointManager) -> None:
+        """checkpoints: learns after which step the replicas were last equal."""
+        self._checkpoints = checkpoints
         self._every = None if spec.check is None else spec.check.replicas_every
         self._device = device
         self._seen = 0
@@ -40,10 +43,12 @@ class ReplicaCheck:
     def starts_at(self, step: int) -> None:
         """Count the steps from `step`, after which all ranks have the same state."""
         self._seen = step
+        if self._every is not None:
+            self._checkpoints.checked_step = step
 
-    def after_step(self, step: int, strategy: Strategy) -> bool:
-        """Compare the replicas if a comparison is due. Return whether they were compared and are
-        equal. A collective operation. Raises ReplicasDifferError if they differ."""
+    def after_step(self, step: int, strategy: Strategy) -> None:
+        """Compare the replicas if a comparison is due. A collective operation. Raises
+        ReplicasDifferError if they differ."""
         every = self._every
         is_due = every is not None and step // every > self._seen // every
         if is_due and strategy.world_size > 1:
@@ -52,7 +57,6 @@ class ReplicaCheck:
         if self._is_asked:
             self._is_asked, self._is_drill = False, True
             strategy.flip_bit()
-        return is_due and strategy.world_size > 1
 
     def _compare(self, step: int, strategy: Strategy) -> None:
         began = time.perf_counter()
@@ -62,6 +66,7 @@ class ReplicaCheck:
             train.report(step, {NUM_DIFFERING: found.num_differing, CHECK_TIME: took})
         if found.num_differing:
             self._fail(step, strategy, found)
+        self._checkpoints.checked_step = step
         if strategy.rank == 0:
             _report(ReplicasReport(step, 0, [], is_drill=False))
 

@@ -19,10 +19,11 @@ from ray_workers.shared.job_log import log
 from ray_workers.training import devices
 from ray_workers.training.checkpoint.interval import CheckpointInterval
 from ray_workers.training.checkpoint.manager import CheckpointManager
+from ray_workers.training.checkpoint.peer_memory import PeerMemory
 from ray_workers.training.checkpoint.save_group import SaveGroup
 from ray_workers.training.checkpoint.triggers import CheckpointTriggers
 from ray_workers.training.core.divergence import Divergence
-from ray_workers.training.core.errors import CopiesDifferError, DifferentDataError, Preempted
+from ray_workers.training.core.errors import DifferentDataError, Preempted
 from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 from ray_workers.training.core.progress import NOTHING, Progress
 from ray_workers.training.core.schedule import LearningRates
@@ -61,8 +62,7 @@ class Trainer:
     def __init__(
         self, task: RankTask, spec: JobSpec, workload: Workload, page: HeartbeatPage
     ) -> None:
-        self.task = task
-        self.spec = spec
+        self.task, self.spec = task, spec
         self.options = options = spec.train
         self.workload = workload
         self.page = page
@@ -70,7 +70,6 @@ class Trainer:
         self.samples = on_device(workload.train, self.device)
         self.calendar = calendar_of(spec, workload)
         self._rates = LearningRates(options, self.calendar.total_steps, len(workload.train))
-
         given = StrategyContext(
             *(spec, workload, self.device, self.calendar, page),
             rounds_url=task.rounds_url,
@@ -78,7 +77,6 @@ class Trainer:
         )
         self.strategy = strategy_of(given)
         self.comm_metrics: CommMetrics | None = None
-        self.replica_check = ReplicaCheck(spec, self.device)
         self.evaluation = evaluation_of(given, self.strategy)
         self.profiler = Profiler(spec.profile, self.device)
         self.divergence = Divergence(options.on_divergence, is_scaled=options.precision == "fp16")
@@ -87,17 +85,19 @@ class Trainer:
         self.checkpoints = CheckpointManager(
             task.checkpoint_url, keep=rule.keep, best=rule.best, progressed=page.move
         )
+        self.replica_check = ReplicaCheck(spec, self.device, self.checkpoints)
+        self._furthest_step = task.furthest_step
         auto = self.calendar.save_every_steps is None
         interval = CheckpointInterval(task.worker_mtbf_s) if auto else None
         self.triggers = CheckpointTriggers(self.checkpoints, interval)
         self.state = TrainingState(
             task, spec, workload, self.calendar, self.strategy, self.reporter
         )
+        self.memory = PeerMemory(spec, lambda: self.state.peer_state_dict(page.kept()))
         self.prefetcher: Feed | None = None
         """Reads this rank's part of the data while the rank is in a group."""
         self.assignment: RankAssignment
-        self.rank, self.world_size = NOWHERE, 0
-        self.was_rank = NOWHERE
+        self.rank, self.was_rank, self.world_size = NOWHERE, NOWHERE, 0
 
     @property
     def progress(self) -> Progress:
@@ -113,6 +113,7 @@ class Trainer:
         self.assignment = assignment
         self.rank, self.world_size = assignment.rank, assignment.world_size
         self.strategy.join_group(assignment.rank, assignment.world_size)
+        self.memory.join(assignment.rank, assignment.world_size, self.device)
 
     def restore(self) -> None:
         """Restore the latest state. A collective operation.
@@ -122,23 +123,15 @@ class Trainer:
         """
         faultpoint(FaultPoint.GROUP_JOINED, self.progress.step, self)
         self.prefetcher = self._divide_data()
-        fingerprint = self.workload.fingerprint
-        if not self._all_agree(int(fingerprint[:15], 16)):
-            raise DifferentDataError("ranks", fingerprint)
+        if not self._all_agree(int(self.workload.fingerprint[:15], 16)):
+            raise DifferentDataError("ranks", self.workload.fingerprint)
         number = self.progress.number
-        newest, peer_state = self.strategy.sync_progress(
-            number, lambda: self.state.peer_state_dict(self.page.kept())
-        )
+        self._furthest_step = max(self._furthest_step, self.progress.step)
+        newest = self.state.sync(self.memory, self.page.kept())
         if newest == NOTHING:
             self.state.resume(self.checkpoints, self._all_agree, self.rank, self.world_size)
-        else:
-            if peer_state is not None:
-                self.state.load_peer_state(peer_state)
-            self.state.progress = Progress(newest)
-            if self.strategy.compare_copies().num_differing:
-                raise CopiesDifferError
         if self.spec.is_divided:
-            self.checkpoints.group = SaveGroup.of(self.task, self.assignment, self.page)
+            self.triggers.join(SaveGroup.of(self.task, self.assignment, self.page), self.device)
         if self.assignment.batch_size is not None:
             self.state.batch_size = self.assignment.batch_size
         self.prefetcher.end_batches(self._last_of, self.progress.step + 1)
@@ -148,13 +141,11 @@ class Trainer:
                 self.strategy.gradients.num_elements,
                 times_compute=not devices.is_gpu(self.device),
             )
-        is_new = self.was_rank != 0 or number < newest
-        if self.rank == 0 and newest != NOTHING and is_new:
+        if self.rank == 0 and newest != NOTHING and (self.was_rank != 0 or number < newest):
             self._take_over()
         self.was_rank = self.rank
         self.replica_check.starts_at(self.progress.step)
-        if self.spec.check is not None:
-            self.checkpoints.checked_step = self.progress.step
+        self.memory.begin_copy(self.progress, self.strategy.model.buffers())
         self.page.begin(self.assignment.generation, self.progress.step)
         faultpoint(FaultPoint.RESTORED, self.progress.step, self)
 
@@ -263,6 +254,7 @@ class Trainer:
         faultpoint(FaultPoint.BEFORE_OPTIMIZER, step, self)
         self.page.enter(RankPhase.UPDATE, self._time_of(step))
         self.checkpoints.hold()
+        self.memory.hold()
         grad_norm = self.strategy.update.step(self._lr_at(step))
         faultpoint(FaultPoint.AFTER_OPTIMIZER, step, self)
         self.strategy.after_step(step)
@@ -296,8 +288,10 @@ class Trainer:
                 },
             )
         )
-        if self.rank == 0:
-            self.triggers.step_took(step, time.perf_counter() - batch.began)
+        seconds = time.perf_counter() - batch.began
+        self.memory.step_took(seconds)
+        if self.rank == 0 or self.spec.is_divided:
+            self.triggers.step_took(step, seconds)
         self.profiler.end_step(step)
         faultpoint(FaultPoint.STEP_ENDS, step, self)
 
@@ -311,19 +305,12 @@ class Trainer:
         self.state.progress = Progress.just_after(step)
         self.page.commit(step)
 
-    def check_replicas(self, step: int) -> None:
-        """Compare the replicas of the model if the document asks for it after this step."""
-        if self.replica_check.after_step(step, self.strategy):
-            self.checkpoints.checked_step = step
-
     def _time_of(self, step: int) -> TimeCategory:
-        again = step <= self.task.furthest_step
-        return TimeCategory.RECOMPUTED if again else TimeCategory.USEFUL
+        return TimeCategory.RECOMPUTED if step <= self._furthest_step else TimeCategory.USEFUL
 
     def report_unseen(self, step: int, loss: Tensor, grad_norm: Tensor) -> None:
         """Report a step whose end the previous process of this rank might not have seen."""
-        lr = self._rates.of(step, step)
-        epoch = self.calendar.epoch_of(step)
+        lr, epoch = self._rates.of(step, step), self.calendar.epoch_of(step)
         self.reporter.report_unseen(step, epoch, lr, loss.item(), grad_norm.item())
 
     def _lr_at(self, step: int) -> float:
@@ -359,10 +346,10 @@ class Trainer:
         self.reporter.restart_clock()
 
     def saves_after(self, step: int) -> bool:
-        """Whether a checkpoint is due, according to `calendar` or because of early stopping or, on
-        rank 0, because of measurements that the other ranks don't need."""
+        """Whether a checkpoint is due, according to `calendar` or because of early stopping or
+        because of measurements, which only rank 0 needs unless the model is divided."""
         is_stopped = self.evaluates_after(step) and self._is_stopped()
-        is_due = self.rank == 0 and self.triggers.is_due(step)
+        is_due = (self.rank == 0 or self.spec.is_divided) and self.triggers.is_due(step)
         return self.calendar.saves_after(step) or is_stopped or is_due
 
     def save(self, step: int) -> None:
@@ -397,6 +384,7 @@ class Trainer:
     def settle(self) -> None:
         """Mark all tasks that were due after the last step as done."""
         self.state.progress = self.progress.settled()
+        self.memory.begin_copy(self.progress, self.strategy.model.buffers())
 
     def is_over(self, step: int) -> bool:
         return step >= self.calendar.total_steps or self._is_stopped()
@@ -428,6 +416,7 @@ class Trainer:
         metrics = self.state.metrics
         self.divergence.check_end(metrics.get("val/loss", math.nan))
         self.checkpoints.wait()
+        self.memory.finish(self.page.move)
         trained = result.trained(self.strategy, self.spec.parallel, waiting=self.page.move)
         self.profiler.finish(step)
         if self.rank == 0:
@@ -445,6 +434,7 @@ class Trainer:
         if self.rank == NOWHERE:
             return
         self.checkpoints.disband()
+        self.memory.leave()
         self.profiler.break_off()
         self.strategy.leave_group()
         if self.prefetcher is not None:

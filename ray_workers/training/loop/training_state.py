@@ -20,8 +20,9 @@ from ray_workers.training.checkpoint.checkpoint_files import (
     SkippedCheckpoint,
 )
 from ray_workers.training.checkpoint.manager import CheckpointManager
-from ray_workers.training.core.errors import DataError
-from ray_workers.training.core.progress import NO_STATE, Progress
+from ray_workers.training.checkpoint.peer_memory import PeerMemory
+from ray_workers.training.core.errors import CopiesDifferError, DataError, PartsLostError
+from ray_workers.training.core.progress import NO_STATE, NOTHING, Progress
 from ray_workers.training.core.schedule import Calendar, EarlyStoppingState
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.sampler import position_after
@@ -178,6 +179,28 @@ class TrainingState:
             loss=loss if math.isfinite(loss) else None,
         )
         return about, {**self._strategy.state(), "patience": asdict(self.early_stopping)}
+
+    def sync(self, memory: PeerMemory, unreported: list[UnreportedStep]) -> int:
+        """Bring all ranks to the state of the furthest rank or, if a part of it is lost, back to
+        the newest state in the ranks' memory. Return the progress, which is NOTHING if no rank has
+        a state. A collective operation. Raises PartsLostError if a part of the state is lost."""
+        memory.agree()
+        try:
+            newest, peer_state = self._strategy.sync_progress(
+                self.progress.number, lambda: self.peer_state_dict(unreported)
+            )
+        except PartsLostError:
+            if memory.is_empty:
+                raise
+            step, peer_state = memory.restored()
+            newest = Progress.at(step).number
+        if newest != NOTHING:
+            if peer_state is not None:
+                self.load_peer_state(peer_state)
+            self.progress = Progress(newest)
+            if self._strategy.compare_copies().num_differing:
+                raise CopiesDifferError
+        return newest
 
     def peer_state_dict(self, unreported: list[UnreportedStep]) -> dict[str, Any]:
         """Return the state for a rank that joins the group without a state, as input for

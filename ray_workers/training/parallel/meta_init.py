@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from dray.train.prepared.dtensor import local, part_of
 from ray_workers.training.core import compat_torch
 from ray_workers.training.data.sampler import derive_seed
-from ray_workers.training.parallel.dtensor import local, part_of
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ray_workers.training.parallel.dtensor import Apart, box_of, cuts_of, local
+from dray.train.prepared.dtensor import Apart, box_of, cuts_of, local
 
 SPLIT_FROM_BYTES = 1 << 20
 """A tensor with at least this number of bytes is written in parts, one by each rank that holds the

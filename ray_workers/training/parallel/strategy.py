@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dray.spec import JobSpec
+from dray.train.prepared.dtensor import local
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.training.core.schedule import Calendar
 from ray_workers.training.core.workload import Workload
@@ -21,7 +22,6 @@ from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMapp
 from ray_workers.training.data.prefetcher import Feed, Prefetcher, Share
 from ray_workers.training.data.sampler import DistributedBatchSampler
 from ray_workers.training.parallel.activation_checkpointing import prepare_blocks
-from ray_workers.training.parallel.dtensor import local
 from ray_workers.training.parallel.gradients import EngineParts, GradientEngine
 from ray_workers.training.parallel.meta_init import materialise
 from ray_workers.training.parallel.pieces import Piece

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -23,6 +24,7 @@ from ray_workers.training.core.exits import Left
 from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 from ray_workers.training.elastic import state_transfer
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
+from ray_workers.training.scripts.rank_checkpoints import RankCheckpoints, read_divided
 
 _PHASES = {
     LoopPhase.DATA: RankPhase.DATA,
@@ -68,6 +70,8 @@ class RankGroup:
 
     def __init__(self, task: RankTask, page: HeartbeatPage) -> None:
         self._page = page
+        self._task = task
+        self._checkpoints: RankCheckpoints | None = None
         self._furthest_step = task.furthest_step
         self._device = torch.device(task.device)
         self._rendezvous = RendezvousHandler(task, page)
@@ -125,6 +129,15 @@ class RankGroup:
     ) -> dict[str, Any] | None:
         return state_transfer.broadcast(state, source, self.rank, self._device)
 
+    def checkpoints(self, keep: int) -> RankCheckpoints:
+        self._checkpoints = RankCheckpoints(
+            self._task, self._page, self._rendezvous.assignment, keep
+        )
+        return self._checkpoints
+
+    def read_divided(self, folder: Path) -> Mapping[str, Any]:
+        return read_divided(folder)
+
     def enter(self, phase: LoopPhase, step: int) -> None:
         if phase is LoopPhase.EXCHANGE:
             faultpoint(FaultPoint.BEFORE_EXCHANGE, step, self)
@@ -157,6 +170,11 @@ class RankGroup:
 
     def leave(self) -> None:
         raise Left
+
+    def close(self) -> None:
+        """Commit the checkpoint that is being saved, at the end of the script or after an error."""
+        if self._checkpoints is not None:
+            self._checkpoints.close()
 
     def finish(self) -> None:
         self._rendezvous.finish()

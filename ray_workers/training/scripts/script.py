@@ -10,7 +10,7 @@ import os
 import runpy
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -102,9 +102,16 @@ def following(task: RankTask, page: HeartbeatPage) -> Iterator[None]:
             from dray.train.prepared.group import group_of_environment
 
             return group_of_environment()
-        return RankGroup(task, page)
+        group = RankGroup(task, page)
+        ending.callback(group.close)
+        return group
 
     train.drive(new_group, task.spec.get("parallel"))
+    with ExitStack() as ending:
+        yield from _finishing(task)
+
+
+def _finishing(task: RankTask) -> Iterator[None]:
     try:
         yield
     except Left:

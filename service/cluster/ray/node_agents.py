@@ -21,6 +21,7 @@ import dray
 from ray_workers.node.agent import NodeAgent, NodeReport
 from ray_workers.node.ray_calls import brief, end_actor
 from ray_workers.shared.contracts import ProcessKind, SilentProcess
+from ray_workers.shared.gpu_faults import GpuFault
 from ray_workers.shared.names import agent_name
 from ray_workers.shared.paths import nonce_path
 from ray_workers.shared.processes.silence import Silence, SilenceLimits
@@ -72,6 +73,7 @@ class JoinedNode:
     """The task that ends an agent that was silent for too long. The reference prevents the task
     from being garbage-collected."""
     quarantined: tuple[Quarantined, ...] | None = None
+    gpu_faults: tuple[GpuFault, ...] | None = None
     idle_workers: int | None = None
     has_silo_source: bool = False
     """`NodeReport.has_silo_source`. Ranks are not placed on a node before its first report."""
@@ -103,6 +105,7 @@ class JoinedNode:
             report = self.asked.result()
             self.problem, self.quarantined = refusal(report, config), report.quarantined
             self.full, self.idle_workers = report.full, report.idle_workers
+            self.gpu_faults = report.gpu_faults
             self.has_silo_source = report.has_silo_source
         except Exception as error:
             self.problem = f"the node agent failed: {brief(error)}"

@@ -81,19 +81,24 @@ class NodeRow(Base):
     updated_at: Mapped[datetime]
 
 
-class WithheldSlotsRow(Base):
-    """Slots of a node that are not given to jobs until an administrator releases them."""
+class WithheldRow(Base):
+    """A fault because of which a node's GPUs (or its CPUs, if it has no GPU) get no new work.
 
-    __tablename__ = "withheld_slots"
-    node_id: Mapped[str] = mapped_column(String(128), primary_key=True)
-    job_id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    """The job whose attempt showed that the node is faulty. It may have been deleted."""
-    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    slots: Mapped[int]
-    resources: Mapped[dict[str, Any]]
-    """Resources of the slots, by Ray's names."""
+    The host is identified by its name, because Ray gives a node a new id when it restarts.
+    """
+
+    __tablename__ = "withheld"
+    hostname: Mapped[str] = mapped_column(String(255), primary_key=True)
+    gpu: Mapped[str] = mapped_column(String(128), primary_key=True)
+    """The GPU's UUID; empty if the fault is not known to be that of one GPU."""
+    code: Mapped[str] = mapped_column(String(64), primary_key=True)
+    mark: Mapped[str] = mapped_column(String(255))
+    """See `GpuFault.mark`."""
     reason: Mapped[str]
     since: Mapped[datetime]
+    is_active: Mapped[bool]
+    """Whether the fault withholds slots: false after an admin has released them, and for errors of
+    programs. The row is kept so that the agent's next report does not count as a new fault."""
 
 
 class LeaseRow(Base):

@@ -32,6 +32,7 @@ def traits_of(job: CheckedDocument, *, has_gpus: bool) -> GroupTraits:
         is_script=script is not None,
         recovers_in_place=recovers_in_place,
         goes_on_without_lost=goes_on_without_lost(job.document),
+        goes_back=recovers_in_place and document.keeps_state_in_memory,
         at_own_pace=isinstance(sync, Gossip) and sync.mode == "ad_psgd",
         keeps_numbers=bool(servers),
         is_tied_to_nodes=has_silos,
@@ -76,11 +77,11 @@ def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | N
             "a group on GPUs does not recover in place, because a fault may leave the group's "
             "state in the middle of a step"
         )
-    if document.num_replicas == 1:
+    if document.num_replicas == 1 and not document.keeps_state_in_memory:
         return (
-            "ranks that divide a single model among themselves do not recover in place, because "
-            "each rank holds parts of the model that no other rank holds: set parallel.data to "
-            "more than 1 to keep copies"
+            "ranks that divide a single model among themselves recover in place only if other "
+            "ranks keep copies of their parts: set checkpoint.in_memory to auto, or parallel.data "
+            "to more than 1"
         )
     if document.takes_local_steps:
         return (

@@ -18,9 +18,9 @@ from service.domain.scheduling.placement.shared_gpus import (
     sharing,
     with_shared_gpus,
 )
-from service.domain.scheduling.placement.slots import count, is_part_of_gpu
+from service.domain.scheduling.placement.slots import NUM_GPUS, WHOLE_GPUS, count, is_part_of_gpu
 from service.loops.scheduling.stages import SchedulerRound, Stage
-from service.nodes import quarantine
+from service.nodes import quarantine, withheld
 
 RAY_LAGS = timedelta(seconds=5)
 """Maximum time for which Ray might still show slots as taken after an attempt has released them."""
@@ -38,8 +38,6 @@ class SeenNodes(Stage):
 
     def look(self, session: Session, seen: SchedulerRound) -> None:
         cluster, live, snapshot = seen.cluster, seen.live, seen.snapshot
-        if cluster is not None:
-            cluster = quarantine.with_withheld(session, cluster)
         seen.total = self.total(cluster)
         if cluster is None:
             return
@@ -49,7 +47,13 @@ class SeenNodes(Stage):
         here = [attempt for attempt in live if attempt.cluster_session == cluster.session]
         seen.snapshot = replace(
             snapshot,
-            nodes=self.of(cluster, snapshot.holders, alive, shares_gpus=shares_gpus),
+            nodes=self.of(
+                cluster,
+                snapshot.holders,
+                alive,
+                shares_gpus=shares_gpus,
+                withheld_hosts=withheld.by_hostname(session).keys(),
+            ),
             growing=tuple(a.growing for a in here if a.growing is not None),
             running=tuple(a.running for a in here if a.running is not None),
             running_of_arrays=Counter(a.array_id for a in live if a.array_id is not None),
@@ -67,9 +71,10 @@ class SeenNodes(Stage):
         alive: Collection[tuple[str, int]],
         *,
         shares_gpus: bool,
+        withheld_hosts: Collection[str] = (),
     ) -> tuple[policy.Node, ...]:
         """Return the nodes for the plan. `alive` contains the attempts whose slots are included in
-        the holders."""
+        the holders. `withheld_hosts` are hosts with faults."""
         self._look_at(cluster)
         held_by_node = slots.held_by_node(holders)
         sharing_on = sharing(holders if shares_gpus else ())
@@ -77,9 +82,11 @@ class SeenNodes(Stage):
         for node in cluster.nodes:
             ours = held_by_node.get(node.node_id, {})
             shared = shares_gpus and bool(node.resources.get("GPU"))
-            if ours or node.quarantined or shared:
+            is_sick = node.hostname in withheld_hosts
+            if ours or node.quarantined or shared or is_sick:
                 parts = parts_on(node.node_id, sharing_on.get(node.node_id, ())) if shared else None
-                nodes.append(_seen(node, cluster, ours, alive, parts))
+                seen = _seen(node, cluster, ours, alive, parts)
+                nodes.append(_withheld(seen) if is_sick else seen)
                 continue
             if node.node_id not in self._unheld:
                 self._unheld[node.node_id] = _seen(node, cluster, {}, alive, None)
@@ -112,6 +119,14 @@ class LeftSlots(Stage):
         if self._left_at is None or seen.now - self._left_at >= RAY_LAGS:
             return
         seen.snapshot = replace(seen.snapshot, slots_lag=True)
+
+
+def _withheld(node: policy.Node) -> policy.Node:
+    """Return the node without free GPUs, or without free CPUs if it has no GPU."""
+    kept = withheld.resources_of(node.total)
+    free = {**node.available_to_us, **dict.fromkeys(kept, 0.0)}
+    free |= {name: 0 for name in (NUM_GPUS, WHOLE_GPUS) if name in free}
+    return replace(node, available_to_us=free, quarantined={**node.quarantined, **kept})
 
 
 def _seen(

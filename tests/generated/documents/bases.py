@@ -112,6 +112,11 @@ BASES: tuple[dict[str, Any], ...] = (
     ),
     images(2, elastic={"min_workers": 1, "exact": True}),
     images(2, parallel={"balance": "auto", "data": 2}),
+    images(
+        2,
+        parallel={"shard": 2},
+        checkpoint={"in_memory": {"every_steps": 5, "copies": 1}},
+    ),
     images(2, sync={"kind": "all_reduce", "compression": {"name": "powersgd", "rank": 4}}),
     images(2, sync={"compression": {"name": "powersgd", "warm_start": False, "start_step": 5}}),
     images(2, sync={"compression": {"name": "topk", "ratio": 0.01, "warmup_steps": 5}}),

@@ -316,7 +316,7 @@ def test_the_module_is_the_command() -> None:
 
 
 def test_the_cluster_says_how_full_the_storage_is() -> None:
-    from dray.cli.commands.reports import _storage
+    from dray.cli.commands.cluster import _storage
     from dray.views import StorageState
 
     assert _storage(StorageState()) is None
@@ -328,7 +328,7 @@ def test_the_cluster_says_how_full_the_storage_is() -> None:
 
 
 def test_the_cluster_says_since_when_nodes_are_asked_for() -> None:
-    from dray.cli.commands.reports import DOUBTFUL, _autoscaling
+    from dray.cli.commands.cluster import DOUBTFUL, _autoscaling
     from dray.views import AutoscalingState
 
     at = datetime(2026, 1, 1, 14, 3, 7, tzinfo=UTC)

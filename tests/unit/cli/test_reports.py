@@ -17,12 +17,12 @@ JOB = "job-01kamq6v3c7y2m5w9r4t8e1x0z"
 
 @pytest.fixture
 def answered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run a command of `dray.cli.commands.reports` with a server that always gives the same
+    """Run a command of one of these modules with a server that always gives the same
     answer."""
 
     def command(answer: dict[str, Any], *arguments: str) -> list[str]:
         transport = httpx.MockTransport(lambda _: httpx.Response(200, json=answer))
-        for module in ("reports", "decisions"):
+        for module in ("cluster", "reports", "decisions"):
             monkeypatch.setattr(
                 f"dray.cli.commands.{module}.connect",
                 lambda: Client("http://localhost", transport=transport),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dray.spec import JobSpec
 from tests.unit.spec.job_documents import SCRIPT, check_refusal, divided, images, recipe
 
 
@@ -212,11 +213,6 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
             "needs complete layers",
         ),
         (
-            divided({"shard": 2}, checkpoint={"every_steps": "auto"}),
-            "/checkpoint/every_steps",
-            "all ranks must save at the same step",
-        ),
-        (
             SCRIPT | {"parallel": {"pipeline": 2}, "resources": {"num_workers": 2}},
             "/parallel/pipeline",
             "train.prepare() supports parallel.shard and parallel.tensor",
@@ -253,3 +249,45 @@ def test_a_division_fits_the_rest_of_the_document(
     document: dict[str, Any], pointer: str, message: str
 ) -> None:
     check_refusal(document, pointer, message)
+
+
+IN_MEMORY = {"checkpoint": {"in_memory": {"every_steps": 5}}}
+
+
+@pytest.mark.parametrize(
+    ("document", "pointer", "message"),
+    [
+        (images(**IN_MEMORY), "/checkpoint/in_memory", "requires resources.num_workers 2 or more"),
+        (
+            images(resources={"num_workers": 4}, **IN_MEMORY),
+            "/checkpoint/in_memory",
+            "is only for models that are divided among workers",
+        ),
+        (divided({"shard": 2}, **IN_MEMORY), "/checkpoint/in_memory", "not needed with replicas"),
+        (
+            divided({"shard": 4, "zero": 1}, sync={"compression": {"name": "bf16"}}, **IN_MEMORY),
+            "/checkpoint/in_memory",
+            "can't be combined with sync.compression",
+        ),
+        (
+            divided({"shard": 4}, checkpoint={"in_memory": {"every_steps": 5, "copies": 4}}),
+            "/checkpoint/in_memory/copies",
+            "has only 3 other workers: set it to 3 or less",
+        ),
+        (SCRIPT | {"resources": {"num_workers": 2}} | IN_MEMORY, "/checkpoint/in_memory", "only"),
+    ],
+)
+def test_copies_in_memory_that_can_not_help_are_refused(
+    document: dict[str, Any], pointer: str, message: str
+) -> None:
+    check_refusal(document, pointer, message)
+
+
+def test_copies_in_memory_are_kept_by_default_only_for_a_divided_model_without_replicas() -> None:
+    def keeps(document: dict[str, Any]) -> bool:
+        return JobSpec.model_validate(document).keeps_state_in_memory
+
+    assert keeps(divided({"shard": 4}))
+    assert not keeps(divided({"shard": 4}, checkpoint={"in_memory": "off"}))
+    assert not keeps(divided({"shard": 2}))
+    assert not keeps(images(resources={"num_workers": 4}))

@@ -75,6 +75,7 @@ function Node({ node, jobs, spread, now, dashboard }) {
       <span class="meter"><span style=${{ width: `${Math.min(100, (100 * (held[name] ?? 0)) / total)}%` }}></span></span><span class="num">${amount(name, held[name] ?? 0)} / ${amount(name, total)}</span></div>`)}
     ${node.reason && html`<p class="note">${node.reason}</p>`}
     ${quarantined.map((one) => html`<p key=${one.since + one.job_id} class="note">${plural(one.slots, 'slot')} in quarantine for ${duration((now - new Date(one.since)) / 1000)}: ${one.reason} (<a href=${toJob(one.job_id)}>their job</a>)</p>`)}
+    ${node.withheld.map((one) => html`<p key=${one.gpu + one.code} class="note">No new work since <span title=${exactly(one.since)}>${clock(one.since)}</span>: ${one.reason}</p>`)}
     ${node.reservations.map((one) => html`<p key=${one.name} class="reserved">${one.maintenance ? 'Maintenance' : html`Reserved for ${whoseOf(one)}`}: <strong>${one.name}</strong>,${' '}
       ${new Date(one.begins_at) <= now ? 'until' : html`<span title=${exactly(one.begins_at)}>${clock(one.begins_at)}</span> to`} <span title=${exactly(one.ends_at)}>${clock(one.ends_at)}</span></p>`)}
     ${node.jobs.length > 0 && html`<p>${node.jobs.map((id) => html`<a key=${id} class="label" href=${toJob(id)}>${jobs[id] ? nameOf(jobs[id]) : id}</a> `)}</p>`}

@@ -23,12 +23,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from dray.spec import Parallel
 from dray.train.prepared.copies import changed, tensors_in
+from dray.train.prepared.dtensor import Apart, local, plain_part_of
 from ray_workers.training.core.errors import PartsLostError
 from ray_workers.training.core.progress import NOTHING, TORN, Progress
 from ray_workers.training.data.prefetcher import Feed, Piece
 from ray_workers.training.elastic import state_transfer
 from ray_workers.training.parallel.activation_checkpointing import listed_parts, prepare_blocks
-from ray_workers.training.parallel.dtensor import Apart, local, plain_part_of
 from ray_workers.training.parallel.gradients import EngineParts, GradientEngine
 from ray_workers.training.parallel.meta_init import materialise
 from ray_workers.training.parallel.model_parallel.device_mesh import Context, Mesh

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from dray.train.prepared.dtensor import local
 from ray_workers.training.data.prefetcher import Piece, Share
-from ray_workers.training.parallel.dtensor import local
 from ray_workers.training.parallel.gradients import (
     EngineParts,
     GradientEngine,

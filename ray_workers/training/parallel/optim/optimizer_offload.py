@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from dray.train.prepared.dtensor import Apart, like, local
 from ray_workers.training.devices import is_gpu, on_gpu
-from ray_workers.training.parallel.dtensor import Apart, like, local
 
 BUCKET_BYTES = 64 << 20
 """Maximum size in bytes of the parameters whose state is fetched together. A bucket has at least

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dray import spec
+from dray.train.prepared.dtensor import like, local, part_of
 from ray_workers.training.core import compat_torch
 from ray_workers.training.core.divergence import DivergedError
-from ray_workers.training.parallel.dtensor import like, local, part_of
 from ray_workers.training.parallel.gradients import GradientEngine
 from ray_workers.training.parallel.optim.optimizer_offload import OffloadedState, made_later
 from ray_workers.training.parallel.optim.optimizers import build_optimizer, set_lr

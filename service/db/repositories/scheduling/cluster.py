@@ -13,13 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from service.config.node_types import SILO_LABEL
-from service.db.models import (
-    AutoscalingRow,
-    ClusterRow,
-    DeploymentRow,
-    NodeRow,
-    WithheldSlotsRow,
-)
+from service.db.models import AutoscalingRow, ClusterRow, DeploymentRow, NodeRow
 from service.domain.ids import new_deployment_id
 
 THE_CLUSTER = 1
@@ -66,29 +60,6 @@ def hostnames(session: Session, node_ids: Sequence[str]) -> dict[str, str]:
     """Return the host names of these nodes, keyed by node id. Unknown nodes are omitted."""
     query = select(NodeRow.node_id, NodeRow.hostname).where(NodeRow.node_id.in_(node_ids))
     return {row.node_id: row.hostname for row in session.execute(query)}
-
-
-def nodes_of_host(session: Session, hostname: str) -> list[NodeRow]:
-    query = select(NodeRow).where(NodeRow.hostname == hostname).order_by(NodeRow.node_id)
-    return list(session.scalars(query))
-
-
-def withheld_slots(session: Session) -> list[WithheldSlotsRow]:
-    return list(session.scalars(select(WithheldSlotsRow).order_by(WithheldSlotsRow.since)))
-
-
-def withhold(session: Session, row: WithheldSlotsRow) -> None:
-    """Withhold slots of a faulty node until an administrator releases them. If slots of the node
-    are already withheld because of the attempt, the row replaces theirs."""
-    session.merge(row)
-
-
-def release_withheld(session: Session, node_id: str) -> int:
-    """Release all withheld slots of the node; return the number of released rows."""
-    found = [row for row in withheld_slots(session) if row.node_id == node_id]
-    for row in found:
-        session.delete(row)
-    return len(found)
 
 
 def put(session: Session, row: ClusterRow) -> None:

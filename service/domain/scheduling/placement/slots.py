@@ -173,8 +173,8 @@ class Node:
     """The resources that a launch can use now (see `offered`)."""
     accepted: bool = True
     quarantined: Mapping[str, float] = field(default_factory=dict)
-    """Resources of slots that are still occupied by stuck processes of ended attempts. The end of a
-    job does not free these resources."""
+    """Resources of slots that can't be used, because stuck processes of ended attempts occupy them,
+    or because their hardware is withheld. The end of a job does not free these resources."""
     is_starting: bool = False
     """Whether the node is not accepted yet because its agent is starting."""
 

@@ -103,7 +103,7 @@ class Obstacles:
         self._kinds = kinds
         stuck = (node.id for node in nodes if any(node.quarantined.values()))
         self._stuck = self._kinds_of(stuck)
-        """The kinds of nodes on which processes are stuck, as bits."""
+        """The kinds of nodes with quarantined slots, as bits."""
         self._free = free
         self._holders: list[_Holding] = []
         self._names: set[str] = set()
@@ -207,7 +207,7 @@ class Obstacles:
         elif not reach.node_kinds:
             message = f"{sentence}; none of the accepted nodes could run a worker"
         elif reach.node_kinds & self._stuck:
-            message += ", and processes that could not be killed use some of the other slots"
+            message += ", and some of the other slots are in quarantine"
         elif self._kinds.whole(kind) > own:
             message += ", and other programs use the rest of the cluster"
         else:

@@ -295,6 +295,18 @@ def surroundings() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
     yield from uploaded()
     yield models.ClusterRow, {"id": 1, "connected": True, "session": "s", "updated_at": START}
     yield (
+        models.WithheldRow,
+        {
+            "hostname": "big.lan",
+            "gpu": "GPU-1",
+            "code": "xid_79",
+            "mark": "1.0",
+            "reason": "GPU 0: Xid 79: the GPU has fallen off the bus",
+            "since": START,
+            "is_active": True,
+        },
+    )
+    yield (
         models.NodeRow,
         {
             "node_id": "node-a",

@@ -46,6 +46,14 @@ def test_a_group_whose_ranks_keep_copies_of_their_own_recovers() -> None:
     assert why_never(RECIPE | {"sync": {"kind": "gossip"}}) is None
 
 
+def test_a_group_that_keeps_its_state_in_memory_recovers_and_goes_back() -> None:
+    divided = RECIPE | {"parallel": {"shard": 2}}
+    assert why_never(divided) is None
+    assert traits(divided | {"resources": {"num_workers": 2}}).goes_back
+    assert not traits(divided | {"resources": {"num_workers": 4}}).goes_back
+    assert not traits(RECIPE | {"resources": {"num_workers": 2}}).goes_back
+
+
 @pytest.mark.parametrize(
     ("changes", "kind", "said"),
     [
@@ -54,9 +62,9 @@ def test_a_group_whose_ranks_keep_copies_of_their_own_recovers() -> None:
         (RECIPE, {"workers": 1}, "no other rank holds its state"),
         (RECIPE, {"gpus": True}, "in the middle of a step"),
         (
-            RECIPE | {"parallel": {"shard": 2}},
+            RECIPE | {"parallel": {"shard": 2}, "checkpoint": {"in_memory": "off"}},
             {},
-            "each rank holds parts of the model that no other rank holds",
+            "only if other ranks keep copies of their parts",
         ),
         (RECIPE | {"sync": {"every": 4}}, {}, "each rank has its own state"),
     ],

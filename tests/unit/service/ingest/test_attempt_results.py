@@ -98,6 +98,14 @@ async def test_the_first_step_that_is_not_finite_is_an_event_and_a_warning(
     assert "the loss of step 7 is NaN and its gradient norm is Infinity" in warning.message
 
 
+async def test_a_group_that_keeps_no_copies_in_memory_adds_an_event(service: Service) -> None:
+    job_id = await service.running()
+    body = {"message": "the copies do not fit"}
+    service.report(job_id, 1, [frame(FrameKind.NO_MEMORY_COPIES, body)])
+    (event,) = await events_of(service, job_id, "no_memory_copies")
+    assert event.message == "the copies do not fit"
+
+
 async def test_an_evaluation_that_is_not_finite_is_an_event_and_a_warning(
     service: Service,
 ) -> None:

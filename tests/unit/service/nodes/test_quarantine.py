@@ -73,7 +73,7 @@ async def test_a_quarantine_ends_with_its_node(service: Service) -> None:
     see(service, replace(NODE, node_id="node-b"))
     assert (await told(service, job_id))[
         -1
-    ].message == "the quarantined slots (1 slot) vanished with their node"
+    ].message == "the processes that were left on 1 slot vanished with their node"
 
 
 async def test_while_the_cluster_is_away_nothing_is_told(service: Service) -> None:

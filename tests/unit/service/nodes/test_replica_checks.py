@@ -1,4 +1,4 @@
-"""Replicas that differ: from which checkpoint the job resumes, and whose slots are withheld."""
+"""Replicas that differ: from which checkpoint the job resumes, and which nodes are withheld."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from dray.requests import DrillRequest
 from dray.views import Event, JobState
 from ray_workers.shared.contracts import Cause, Frame, FrameKind
 from service.cluster.port import ClusterSnapshot
-from service.domain.errors import DrillImpossible, QuarantineNotFound
-from service.loops.scheduling.seen_nodes import SeenNodes
-from service.nodes import node_table, quarantine
-from service.nodes.release import FaultyNodes
+from service.domain.errors import DrillImpossible, NothingWithheld
+from service.nodes import node_table, withheld
+from service.nodes.withheld import WithheldNodes
 from tests.unit.service.helpers import Service, frame
 from tests.wire import cluster_node
 
@@ -53,10 +52,10 @@ async def running(service: Service, **fields: Any) -> str:
     return await service.running(**{**CHECKED, **fields})
 
 
-async def quarantined(service: Service) -> list[str]:
+async def withheld_reasons(service: Service) -> list[str]:
     see(service)
     (node,) = (await service.queries.cluster()).nodes
-    return [one.reason for one in node.quarantined]
+    return [one.reason for one in node.withheld]
 
 
 async def test_the_job_returns_to_the_last_checkpoint_with_equal_replicas(
@@ -75,7 +74,7 @@ async def test_the_job_returns_to_the_last_checkpoint_with_equal_replicas(
     (event,) = await events_of(service, job_id, "replicas_differ")
     assert "rank 1 on big.lan (cpu)" in event.message
     assert "last equal after step 10" in event.message
-    assert event.data["quarantined"] == ["node-a"]
+    assert event.data["withheld"] == ["big.lan"]
 
 
 async def test_random_attempts_never_resume_from_a_checkpoint_after_the_last_agreement(
@@ -104,31 +103,28 @@ async def test_random_attempts_never_resume_from_a_checkpoint_after_the_last_agr
         assert [ref.step for ref in claimed.resume_from] == expected
 
 
-async def test_the_culprits_slot_is_withheld_until_an_admin_releases_it(service: Service) -> None:
+async def test_the_culprits_node_is_withheld_until_an_admin_releases_it(service: Service) -> None:
     job_id = await running(service)
     service.end(job_id, 1, Cause.CORRUPTED, "differ", [compared(20, 1)])
-    (reason,) = await quarantined(service)
-    assert reason == "after step 20, the replica of rank 1 (cpu) differed from the majority"
-
-    def free() -> float:
-        def work(session: Any) -> float:
-            cluster = quarantine.with_withheld(session, SNAPSHOT)
-            (node,) = SeenNodes().of(cluster, (), (), shares_gpus=False)
-            return float(node.available_to_us["CPU"])
-
-        return service.database.read_sync(work)
-
-    assert free() == 3.0
-    nodes = FaultyNodes(service.database)
-    with pytest.raises(QuarantineNotFound):
-        await nodes.release("other.lan")
-    with pytest.raises(QuarantineNotFound):
-        await nodes.release("a\0b")
+    (reason,) = await withheld_reasons(service)
+    why = "the replica of rank 1 (cpu) differed from the majority"
+    assert reason == f"after step 20 of {job_id}, {why}"
+    nodes = WithheldNodes(service.database)
+    for other in ("other.lan", "a\0b"):
+        with pytest.raises(NothingWithheld):
+            await nodes.release(other)
     await nodes.release("big.lan")
-    assert free() == 4.0
-    assert await quarantined(service) == []
-    kinds = [one.type for one in (await service.queries.events(job_id)).items]
-    assert kinds.index("slot_quarantined") < kinds.index("slot_released")
+    assert await withheld_reasons(service) == []
+
+
+async def test_a_host_on_which_the_attempt_has_no_slots_is_not_withheld(service: Service) -> None:
+    job_id = await running(service)
+    report = compared(20, 1)
+    report.body["culprits"][0]["hostname"] = "other.lan"
+    service.end(job_id, 1, Cause.CORRUPTED, "differ", [report])
+    assert not service.database.read_sync(withheld.by_hostname)
+    (event,) = await events_of(service, job_id, "replicas_differ")
+    assert event.data["withheld"] == []
 
 
 @pytest.mark.parametrize(
@@ -137,7 +133,7 @@ async def test_the_culprits_slot_is_withheld_until_an_admin_releases_it(service:
 async def test_without_a_faulty_rank_nothing_is_withheld(service: Service, report: Frame) -> None:
     job_id = await running(service)
     service.end(job_id, 1, Cause.CORRUPTED, "differ", [report])
-    assert await quarantined(service) == []
+    assert await withheld_reasons(service) == []
     assert len(await events_of(service, job_id, "replicas_differ")) == 1
 
 

@@ -16,6 +16,7 @@ from ray_workers.training.core.faultpoints import FaultPoint, arm
 from tests.marks import soak
 from tests.unit.training.elastic.test_recovery import die
 from tests.unit.training.jobs import series
+from tests.unit.training.loop.test_trainer import save_at_once
 from tests.unit.training.parallel.test_model_parallel import brief
 from tests.unit.training.ranks import checkpoint_refs, frames, replaced, run_ranks
 
@@ -77,3 +78,14 @@ def test_a_full_disk_on_one_rank_costs_this_checkpoint(tmp_path: Path) -> None:
     assert len(stalls) >= 1
     told = frames(tmp_path, rank=1, kind="metrics")
     assert not any("perf/checkpoint_stall_s" in one["values"] for one in told)
+
+
+def test_an_interval_of_its_own_choice_is_the_same_on_all_ranks(tmp_path: Path) -> None:
+    world_size, spec = job(tmp_path, "shard")
+    spec["checkpoint"] = {"every_steps": "auto", "keep": 99}
+    assert run_ranks(tmp_path, spec, world_size=world_size, before=save_at_once) == [0, 0]
+    steps = [ref.step for ref in reversed(checkpoint_refs(tmp_path))]
+    assert (steps[0], steps[-1]) == (1, LAST)
+    chosen = series(tmp_path, "perf/checkpoint_every_steps")
+    assert all(every >= 1 for every in chosen.values())
+    assert chosen

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import random
+import statistics
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +28,7 @@ from ray_workers.training.checkpoint.triggers import CheckpointTriggers
 from tests.unit.training.ranks import frames
 
 DAY = 24 * 3600.0
+NUM_STEPS = 6000
 
 
 def test_youngs_interval_loses_least() -> None:
@@ -165,3 +170,101 @@ def test_the_interval_is_told_and_logged(
     assert values["perf/checkpoint_every_steps"] == interval.every_steps
     assert values["perf/checkpoint_stall_s"] > 0.0
     assert f"a checkpoint every {interval.every_steps} steps" in capsys.readouterr().out
+
+
+class DrawnSaves:
+    """A manager whose saves take a drawn number of steps, in place of `CheckpointManager`."""
+
+    def __init__(self, rank: int, num_ranks: int, chance: random.Random) -> None:
+        self.group: Any = SimpleNamespace(rank=rank, world_size=num_ranks)
+        self.commits = rank == 0
+        self.steps_left, self.write_s, self._chance = 0, 0.0, chance
+        self.saved: list[int] = []
+
+    @property
+    def is_saving(self) -> bool:
+        return self.steps_left > 0
+
+    def save(self, about: CheckpointMetadata, state: Any, *, volatile: Any) -> None:
+        self.saved.append(about.step)
+        self.steps_left, self.write_s = self._chance.randrange(1, 9), self._chance.uniform(1, 60)
+
+    def has(self, step: int) -> bool:
+        return False
+
+    def wait_for(self, step: int) -> None:
+        self.steps_left = 0
+
+    wait = hold = lambda self: None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ranks_of_a_divided_model_agree_on_the_interval_of_the_slowest_rank(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    chance = random.Random(seed)
+    num_ranks, step_s, mtbf_s = chance.randrange(2, 5), chance.choice([0.05, 0.4, 3.0]), 2e3
+    meeting = threading.Barrier(num_ranks, timeout=30.0)
+    table: list[Any] = [None] * num_ranks
+    interval_of = [CheckpointInterval(mtbf_s) for _ in range(num_ranks)]
+    chosen: list[tuple[float, float, float, int]] = []
+    measured = interval_of[0].measured
+
+    def note(*costs: float) -> int:
+        chosen.append((*costs, measured(*costs)))
+        return chosen[-1][-1]
+
+    monkeypatch.setattr(interval_of[0], "measured", note)
+    managers: list[Any] = [
+        DrawnSaves(rank, num_ranks, random.Random(f"{seed} {rank}")) for rank in range(num_ranks)
+    ]
+    stalls: list[list[float]] = [[] for _ in range(num_ranks)]
+    num_exchanges = [0] * num_ranks
+
+    def maxima(values: list[float], device: Any, world_size: int) -> list[float]:
+        rank = int(threading.current_thread().name)
+        num_exchanges[rank] += 1
+        table[rank] = list(map(float, values))
+        meeting.wait()
+        found = [max(column) for column in zip(*table, strict=True)]
+        meeting.wait()
+        return found
+
+    monkeypatch.setattr("ray_workers.training.checkpoint.triggers.process_group.maxima", maxima)
+
+    def run(rank: int) -> None:
+        own = random.Random(f"{rank} {seed}")
+        triggers = CheckpointTriggers(managers[rank], interval_of[rank])
+        triggers.starts_at(0, num_ranks)
+        for step in range(1, NUM_STEPS + 1):
+            slower_s = 0.0
+            if managers[rank].is_saving:
+                slower_s = own.choice([0.0, 0.5, 4.0])
+                stalls[rank][-1] += slower_s
+                managers[rank].steps_left -= 1
+            triggers.step_took(step, step_s + slower_s)
+            if triggers.is_due(step):
+                stalls[rank].append(0.0)
+                triggers.save(CheckpointMetadata(step, {}, {}), {})
+
+    ranks = [
+        threading.Thread(target=run, args=(rank,), name=str(rank)) for rank in range(num_ranks)
+    ]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join()
+    assert not meeting.broken
+    assert managers[0].saved == managers[-1].saved != []
+    assert len(chosen) >= 2
+    costs: list[float] = []
+    for stall_s, write_s, usual_s, every in chosen:
+        slowest = max(one[len(costs)] for one in stalls)
+        assert stall_s == pytest.approx(slowest, abs=0.1), "besides the call of `save` itself"
+        assert usual_s == pytest.approx(step_s)
+        costs.append(stall_s)
+        wanted = interval_s(statistics.median(costs[-5:]), write_s, mtbf_s / num_ranks)
+        assert every == max(1, round(wanted / step_s))
+    assert len(set(num_exchanges)) == 1
+    in_a_second = max(1, int(1.0 / step_s))
+    assert num_exchanges[0] <= NUM_STEPS // in_a_second + 4 * len(managers[0].saved) + 4

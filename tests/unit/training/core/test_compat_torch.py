@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from dray.train.prepared.compat_torch import when_backward_ends
+from dray.train.prepared.compat_torch import StridedShard, when_backward_ends
 from ray_workers.training.core import compat_torch
 from tests.unit.training.ranks import run_in_group
 
@@ -118,9 +118,9 @@ def _cuts(rank: int) -> None:
     fully_shard(layer, mesh=mesh["held"])
     assert isinstance(layer.weight, DTensor)
     over_shards, over_tensor = layer.weight.placements
-    assert isinstance(over_shards, compat_torch.StridedShard), CHANGED
+    assert isinstance(over_shards, StridedShard), CHANGED
     assert isinstance(over_tensor, Shard), CHANGED
-    assert not isinstance(over_tensor, compat_torch.StridedShard)
+    assert not isinstance(over_tensor, StridedShard)
 
 
 def test_what_torch_imports_late_is_there() -> None:

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from dray.spec import OnDivergence
+from dray.train.prepared.dtensor import local
 from ray_workers.shared.contracts import Cause, RankTask
 from ray_workers.training.core.divergence import MOST_IN_A_ROW, DivergedError, Divergence
 from ray_workers.training.core.faultpoints import FaultPoint, arm, arm_with
 from ray_workers.training.data.device_dataset import InMemorySamples
 from ray_workers.training.loop.trainer import Trainer
-from ray_workers.training.parallel.dtensor import local
 from ray_workers.training.parallel.model_parallel.sharded_gradients import ShardedGradientEngine
 from tests.marks import ONE_SET, SOAK, soak
 from tests.unit.training.jobs import document, series, wait_for_checkpoint, weights

@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from ray_workers.training.parallel.dtensor import Cut, box_of, cuts_of, local, part_of
+from dray.train.prepared.dtensor import Cut, box_of, cuts_of, local, part_of
 from tests.marks import SOAK
 from tests.unit.training.ranks import run_in_group
 

@@ -151,6 +151,9 @@ def test_a_job_whose_document_shards_the_model_resumes_from_its_checkpoint(tmp_p
     assert run(1, 1) == list(range(1, 21))
     refs = checkpoint_refs(tmp_path)
     assert [ref.step for ref in refs] == [20]
+    files = {path.name for path in Path(refs[0].url.removeprefix("file://")).iterdir()}
+    parts = {f"state-g0-0000{number}-of-00002.safetensors" for number in (1, 2)}
+    assert files == {"manifest.json", "state.json", *parts}
     assert run(2, 2, resume_from=refs) == list(range(21, 41))
 
 
@@ -250,7 +253,7 @@ def _four(rank: int, home: str) -> None:
 
 
 def _resumed(saved: Any, **division: Any) -> Any:
-    before, saving.load = saving.load, lambda: saved
+    before, saving.load = saving.load, lambda group: saved
     try:
         return prepared(**division)
     finally:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ray_workers.shared.processes.procfs import count_idle_workers, num_memory_kills
+import pytest
+
+from ray_workers.shared.processes.procfs import count_idle_workers, num_memory_kills, started_ticks
 from tests.integration.harness import eventually
 
 
@@ -49,3 +52,15 @@ def test_idle_workers_are_known_by_their_title_and_those_that_start_by_their_pro
 def test_what_the_kernel_ended_for_want_of_memory_is_counted() -> None:
     counted = [line for line in Path("/proc/vmstat").read_text().splitlines() if "oom_kill" in line]
     assert counted == [f"oom_kill {num_memory_kills()}"]
+
+
+def test_a_process_is_not_dead_because_no_file_can_be_opened() -> None:
+    assert started_ticks(os.getpid())
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            started_ticks(os.getpid())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert started_ticks(1 << 30) is None

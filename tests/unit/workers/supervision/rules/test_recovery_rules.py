@@ -17,7 +17,7 @@ from ray_workers.supervision.rules.recovery_rules import (
     RecoveryState,
     Regrouping,
 )
-from ray_workers.training.core.errors import CopiesDifferError, PartsLostError
+from ray_workers.training.core.errors import CopiesDifferError, KeeperLostError, PartsLostError
 from ray_workers.training.scripts.prepared_script import BatchLostError, ScriptDiffersError
 from tests.unit.workers.supervision.observed import observation
 from tests.wire import traits
@@ -61,7 +61,7 @@ def test_a_group_whose_state_is_lost_is_not_recovered_while_its_other_ranks_are_
     kinds = {PartsLostError}
     while more := {each for kind in kinds for each in kind.__subclasses__()} - kinds:
         kinds |= more
-    assert {BatchLostError, ScriptDiffersError, CopiesDifferError} < kinds
+    assert {BatchLostError, ScriptDiffersError, CopiesDifferError, KeeperLostError} < kinds
     for kind in kinds:
         lost = error(1, Cause.WORKER_LOST, type_=kind.__qualname__)
         reason = refused(RankExit.of(1, 1), errors={1: lost})

@@ -122,8 +122,7 @@ def not_together(claims: Claims, decision: Decision, needs: str, jobs: str, numb
 @says(
     r"([^;]+); (?:(\d+) (?:is|are) free|the free slots do not have room for all ranks)( \(\d+ "
     r"more .*\))?, and (?:the job already holds all suitable slots of the cluster|(other programs "
-    r"use the rest of the cluster)|(processes that could not be killed use some of the other "
-    r"slots))"
+    r"use the rest of the cluster)|(some of the other slots are in quarantine))"
 )
 def none_holds(
     claims: Claims,
@@ -184,8 +183,7 @@ def check_closed(claims: Claims, decision: Decision, words: str | None) -> None:
     r"([^;]+); (\d+) (?:is|are) free, but (?:only (\d+)|none) within (one|its) (\S+?)(?: "
     r"\((\S+)\))?( \(\d+ more .*\))?(?:, and (jobs? .*) holds? (\d+) slots? on suitable "
     r"nodes)?(?:, and other programs use the rest of the cluster|, and the job already holds all "
-    r"suitable slots of the cluster|, and processes that could not be killed use some of the other "
-    r"slots)?"
+    r"suitable slots of the cluster|, and some of the other slots are in quarantine)?"
 )
 def not_in_a_domain(
     claims: Claims,

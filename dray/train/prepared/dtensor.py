@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from ray_workers.training.core.compat_torch import StridedShard
+from dray.train.prepared.compat_torch import StridedShard
 
 
 class Cut(NamedTuple):

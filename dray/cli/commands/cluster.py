@@ -1,0 +1,132 @@
+"""Commands that show the cluster's nodes and release withheld nodes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dray.cli.base import AsJson, app, connect
+from dray.cli.commands.reservations import whose
+
+if TYPE_CHECKING:
+    from dray.views import AutoscalingState, NodeSlots, StorageState
+
+_KINDS = ("CPU", "GPU")
+DOUBTFUL = timedelta(minutes=10)
+"""Time to wait for a requested node before warning that the autoscaler may be missing."""
+
+group = typer.Typer(
+    name="cluster",
+    help="Show the nodes, the jobs running on them, and the reservations of the nodes that are "
+    "active or begin within a week; release nodes.",
+    invoke_without_command=True,
+)
+app.add_typer(group)
+
+
+@group.callback()
+def cluster(context: typer.Context, as_json: AsJson = False) -> None:
+    if context.invoked_subcommand is not None:
+        return
+    from dray.cli.display.output import write_json, write_text
+    from dray.cli.display.tables import table
+
+    with connect() as client:
+        answer = client.cluster()
+    if as_json:
+        write_json(answer)
+        return
+    write_text("connected" if answer.connected else f"not connected: {answer.reason}")
+    if answer.ray_dashboard:
+        write_text(f"dashboard: {answer.ray_dashboard}")
+    storage = _storage(answer.storage)
+    if storage:
+        write_text(f"storage: {storage}")
+    if answer.autoscaling is not None:
+        write_text(f"autoscaler: {_autoscaling(answer.autoscaling, datetime.now(UTC))}")
+    rows = (
+        (
+            node.hostname,
+            _health(node),
+            *(f"{node.held.get(kind, 0):g}/{node.resources.get(kind, 0):g}" for kind in _KINDS),
+            ", ".join(node.jobs) or None,
+            ", ".join(one.name for one in node.reservations) or None,
+        )
+        for node in answer.nodes
+    )
+    table(
+        ("NODE", "STATE", *(f"{kind} HELD" for kind in _KINDS), "JOBS", "RESERVATIONS"),
+        rows,
+        flexible=("STATE", "RESERVATIONS"),
+        optional=("RESERVATIONS",),
+    )
+    reserved = {one.name: one for node in answer.nodes for one in node.reservations}
+    if reserved:
+        write_text("")
+        table(
+            ("RESERVATION", "BEGINS", "ENDS", "FOR"),
+            (
+                (one.name, one.begins_at, one.ends_at, whose(one))
+                for one in sorted(reserved.values(), key=lambda one: (one.begins_at, one.name))
+            ),
+            flexible=("FOR",),
+        )
+    for node in answer.nodes:
+        for kept in node.quarantined:
+            slots = "1 slot" if kept.slots == 1 else f"{kept.slots} slots"
+            write_text(f"{node.hostname}: {slots} of {kept.job_id} in quarantine: {kept.reason}")
+        for fault in node.withheld:
+            at = f"{fault.since:%Y-%m-%d %H:%M:%S} UTC"
+            write_text(f"{node.hostname}: no new work since {at}: {fault.reason}")
+
+
+@group.command("release")
+def release(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="The node's host name.")],
+    as_json: AsJson = False,
+) -> None:
+    """Give a node new work after its GPUs were repaired or checked. Only for admins."""
+    from dray.cli.display.output import write_json, write_text
+
+    with connect() as client:
+        answer = client.release_node(node)
+    if as_json:
+        write_json(answer)
+        return
+    for fault in answer.released:
+        write_text(f"{answer.hostname}: released: {fault.reason}")
+
+
+def _autoscaling(state: AutoscalingState, now: datetime) -> str:
+    """Describe the request to Ray, with a warning if no node was added in time."""
+    if state.asked_at is None:
+        return f"no nodes requested; the maximum is {state.max_nodes}"
+    nodes = "1 more node" if state.num_nodes == 1 else f"{state.num_nodes} more nodes"
+    request = f"{nodes} requested from Ray since {state.asked_at:%Y-%m-%d %H:%M:%S} UTC"
+    if now - state.asked_at < DOUBTFUL:
+        return request
+    return f"{request}; check whether an autoscaler is running (`ray status`)"
+
+
+def _storage(state: StorageState) -> str | None:
+    """Return the problem with the storage, if any. Otherwise, return how much space is used or
+    free, if there is a limit."""
+    from dray.cli.display.output import size
+
+    if state.problem:
+        return state.problem
+    if state.quota_bytes is not None and state.used_bytes is not None:
+        return f"{size(state.used_bytes)} of {size(state.quota_bytes)} used"
+    if state.min_free_bytes is not None and state.free_bytes is not None:
+        return f"{size(state.free_bytes)} free; {size(state.min_free_bytes)} must stay free"
+    return None
+
+
+def _health(node: NodeSlots) -> str:
+    if not node.alive:
+        return "lost"
+    if not node.accepted:
+        return f"refused: {node.reason}"
+    return f"ready, but {node.reason}" if node.reason else "ready"

@@ -1,0 +1,311 @@
+"""Keeps the newest state of a divided model in the memory of the ranks.
+
+Periodically, each rank copies its share of the state, and sends the copy to other ranks. The copy
+is staged like a checkpoint's, and sent by a thread over a process group of its own, while training
+continues. When a rank is lost, its replacement gets the lost rank's share from a rank that keeps
+it, and all other ranks go back to the same step with their own copies.
+
+There are two slots. A rank overwrites one slot only after all ranks have received everything for
+the other slot, so a rank that is lost at any time leaves one generation whole.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dray import train
+from dray.spec import JobSpec
+from dray.train.prepared.copies import leaves
+from ray_workers.shared.frames import NoMemoryCopiesReport
+from ray_workers.shared.job_log import log
+from ray_workers.shared.memory_limit import available_memory
+from ray_workers.training.checkpoint.interval import NUM_COSTS, StallMeter
+from ray_workers.training.checkpoint.share_exchange import (
+    Holding,
+    PeerShare,
+    exchange,
+    keepers,
+    newest_whole,
+    senders,
+)
+from ray_workers.training.checkpoint.staging import StagedState, Stager, hold_for, pages
+from ray_workers.training.core.errors import HostMemoryError, KeeperLostError
+from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
+from ray_workers.training.core.progress import Progress
+from ray_workers.training.elastic import process_group
+from ray_workers.training.elastic.state_transfer import everyones
+
+MAX_SHARE = 0.01
+"""With `auto`, copies take at most this share of the time."""
+FIRST_EVERY = 16
+"""With `auto`, number of steps after which the second copy is made. Its cost determines the
+interval."""
+MEMORY_SHARE = 0.5
+"""Maximum share of a node's available memory that the copies may use."""
+WORTH_LOGGING = 1.5
+"""Factor by which the interval must change before it is logged again."""
+NUM_SLOTS = 2
+FINISH_LOOK_S = 0.01
+BUSY, FAILED, NO_MEMORY = 0, -1, -2
+"""Numbers that a rank that can't begin a copy sends to the other ranks instead of its interval."""
+
+
+class PeerMemory:
+    """The copies of the state in the memory of this rank: of its own share, and of the shares of
+    other ranks. Does nothing unless the document or its defaults ask for it."""
+
+    def __init__(self, spec: JobSpec, state: Callable[[], Mapping[str, Any]]) -> None:
+        """state: returns this rank's share of the state."""
+        self._state = state
+        rule = spec.checkpoint.in_memory
+        self._is_auto = isinstance(rule, str)
+        self._copies = 1 if isinstance(rule, str) else rule.copies
+        self._every = FIRST_EVERY if isinstance(rule, str) else rule.every_steps
+        """The interval in steps, which is the same on all ranks."""
+        self._wanted = self._every
+        """The interval that this rank has measured. All ranks use rank 0's."""
+        self._logged_every: int | None = None
+        self._applies = spec.keeps_state_in_memory
+        self._is_on = False
+        """Whether the ranks of this group begin copies."""
+        self._lacks_memory = False
+        self._stagers = [Stager() for _ in range(NUM_SLOTS)]
+        self._slots: list[dict[int, PeerShare]] = [{} for _ in range(NUM_SLOTS)]
+        """The shares in each slot, by rank."""
+        self._kept_memory: list[dict[int, Tensor]] = [{} for _ in range(NUM_SLOTS)]
+        """Memory for the shares of other ranks, in each slot, by number of the copy."""
+        self._next = 0
+        """The slot that is overwritten next."""
+        self._sending: Future[None] | None = None
+        self._staged: StagedState | None = None
+        self._group: dist.ProcessGroup | None = None
+        self._device = torch.device("cpu")
+        self._rank = self._world_size = 0
+        self._keepers: list[list[int]] = []
+        self._held: list[list[Holding]] = []
+        """The shares that each rank held when the group was formed."""
+        self._num_on_node = 1
+        self._whole: int | None = None
+        """The step to which the ranks can go back, when the group was formed."""
+        self._last: int | None = None
+        """The step of the last copy that was begun in this group."""
+        self._num_bytes = 0
+        """Size of the largest share so far."""
+        self._meter = StallMeter()
+        self._costs: deque[float] = deque(maxlen=NUM_COSTS)
+
+    def join(self, rank: int, world_size: int, device: torch.device) -> None:
+        """Join a group that was just formed. A collective operation."""
+        if not self._applies:
+            return
+        if self._sending is not None:  # ends, because the old group's connections are cut
+            self._sending.exception()
+            self._sending = None
+        self._rank, self._world_size, self._device = rank, world_size, device
+        self._group = dist.new_group(backend="gloo", timeout=process_group.OPERATION_LIMIT)
+        self._last = None
+
+    def agree(self) -> None:
+        """Find the newest step to which all ranks can go back. A collective operation. All older
+        copies are dropped, and so are newer ones that some rank lacks."""
+        if not self._applies:
+            return
+        mine = [share.holding for slot in self._slots for share in slot.values()]
+        own = (platform.node(), self._lacks_memory, mine)
+        everyone = process_group.gathered(own, self._world_size)
+        nodes, self._held = [node for node, _, _ in everyone], [held for _, _, held in everyone]
+        self._is_on = not any(lacks for _, lacks, _ in everyone)
+        self._num_on_node = nodes.count(platform.node())
+        self._keepers = keepers(nodes, self._copies)
+        self._whole = newest_whole(self._held)
+        for number, slot in enumerate(self._slots):
+            kept = {rank: each for rank, each in slot.items() if each.step == self._whole}
+            self._slots[number] = kept
+        sizes = [len(slot) for slot in self._slots]
+        self._next = sizes.index(min(sizes))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no rank of the group holds anything."""
+        return not any(self._held)
+
+    def restored(self) -> tuple[int, Any]:
+        """Return (the step to which all ranks go back, this rank's state after this step). A
+        collective operation. Raises KeeperLostError if there is no such step."""
+        if self._whole is None:
+            raise KeeperLostError
+        held = {rank: share for slot in self._slots for rank, share in slot.items()}
+        by_receiver = senders(self._held, self._whole)
+        sent = {to: held[to] for to, source in by_receiver.items() if source == self._rank}
+        sources = [by_receiver[self._rank]] if self._rank in by_receiver else []
+        assert self._group is not None
+        for share in exchange(self._group, sent, sources, lambda _, size: pages(size)):
+            self._slots[1 - self._next][self._rank] = held[self._rank] = share
+        return self._whole, held[self._rank].state()
+
+    def begin_copy(self, progress: Progress, volatile: Iterable[Tensor]) -> None:
+        """Begin a copy of the state after the last step, if one is due on all ranks. A collective
+        operation if it is due. Does nothing before all tasks after the step are done.
+
+        volatile: tensors of the state that change before `hold` is called.
+        """
+        step = progress.step
+        if not self._is_on or not progress.is_settled:
+            return
+        if self._last is not None and step < self._last + self._every:
+            return
+        began = time.perf_counter()
+        taken = self._state()
+        answers = everyones(self._answer(taken), self._device, self._world_size)
+        worst = min(answers)
+        if worst == NO_MEMORY:
+            self._give_up(answers.index(worst))
+        elif worst == FAILED:
+            self._is_on = False
+            if self._rank == 0:
+                log(
+                    "the state is no longer copied to the memory of other ranks, because the copy "
+                    f"of rank {answers.index(worst)} could not be sent"
+                )
+        if worst <= BUSY:
+            return
+        self._take_interval(answers[0])
+        if self._last is not None and step < self._last + self._every:
+            return
+        slot, self._last = self._next, step
+        self._next = 1 - slot
+        self._slots[slot] = {}
+        sending: Future[None] = Future()
+        self._sending = sending
+        self._staged = staged = self._stagers[slot].take(taken, volatile)
+        self._meter.began(time.perf_counter() - began)
+        arguments = (sending, slot, step, staged)
+        threading.Thread(target=self._send, args=arguments, daemon=True, name="dray-peers").start()
+
+    def _take_interval(self, every: int) -> None:
+        if every != self._every and self._rank == 0:
+            logged = self._logged_every
+            if logged is None or not logged / WORTH_LOGGING < every < logged * WORTH_LOGGING:
+                self._logged_every = every
+                log(f"copying the state to the memory of other workers every {every} steps")
+        self._every = every
+
+    def _answer(self, state: Mapping[str, Any]) -> int:
+        """Return this rank's interval, or why it can't begin a copy."""
+        if self._sending is not None and not self._sending.done():
+            return BUSY
+        if self._sending is not None and self._sending.exception() is not None:
+            return FAILED
+        num_bytes = sum(each.nbytes for each in leaves(state) if isinstance(each, Tensor))
+        more = NUM_SLOTS * (1 + self._copies) * (num_bytes - self._num_bytes)
+        if more > 0:
+            if more > MEMORY_SHARE * available_memory() / self._num_on_node:
+                return NO_MEMORY
+            self._num_bytes = num_bytes
+        return self._wanted
+
+    def _give_up(self, rank: int) -> None:
+        """Stop copying, because a rank lacks memory. Raises HostMemoryError unless `auto`."""
+        self._is_on, self._lacks_memory = False, True
+        self._slots = [{} for _ in range(NUM_SLOTS)]
+        what = (
+            "the copies of the state in memory (checkpoint.in_memory) would use more than "
+            f"{MEMORY_SHARE:.0%} of the memory that is available on the node of rank {rank}"
+        )
+        if not self._is_auto:
+            raise HostMemoryError(
+                f"{what}: reduce copies, use fewer workers per node, or set it to off"
+            )
+        if self._rank == 0:
+            report = NoMemoryCopiesReport(
+                f"{what}. None are kept, so a lost worker restarts the job from its checkpoint"
+            )
+            log(report.message)
+            train.emit(report.KIND, report.body())
+
+    def _send(self, sending: Future[None], slot: int, step: int, staged: StagedState) -> None:
+        try:
+            assert self._group is not None
+            self._exchange(self._group, slot, step, staged)
+        except BaseException as error:
+            sending.set_exception(error)
+        else:
+            sending.set_result(None)
+
+    def _exchange(
+        self, group: dist.ProcessGroup, slot: int, step: int, staged: StagedState
+    ) -> None:
+        staged.wait()
+        own = PeerShare(
+            self._rank, step, staged.tree, torch.frombuffer(staged.data, dtype=torch.uint8)
+        )
+        self._slots[slot][self._rank] = own
+        faultpoint(FaultPoint.BEFORE_PEER_COPY, step)
+        sources = [rank for rank, each in enumerate(self._keepers) if self._rank in each]
+        memory = self._kept_memory[slot]
+
+        def memory_for(source: int, num_bytes: int) -> Tensor:
+            number = sources.index(source)
+            if number not in memory or memory[number].numel() != num_bytes:
+                memory.pop(number, None)  # free it first
+                memory[number] = pages(num_bytes)
+            return memory[number]
+
+        sent = dict.fromkeys(self._keepers[self._rank], own)
+        for share in exchange(group, sent, sources, memory_for):
+            self._slots[slot][share.rank] = share
+        faultpoint(FaultPoint.PEER_COPY_SENT, step)
+
+    def step_took(self, seconds: float) -> None:
+        """Count a step. With `auto`, the cost of the last copies determines the interval."""
+        if not self._is_on:
+            return
+        is_sending = self._sending is not None and not self._sending.done()
+        cost_s = self._meter.step_took(seconds, is_saving=is_sending)
+        if cost_s is None or not self._is_auto or not self._meter.step_s > 0:
+            return
+        self._costs.append(cost_s)
+        self._wanted = every_steps(list(self._costs), self._meter.step_s)
+
+    def hold(self) -> None:
+        """Wait for the copy. Must be called before the state changes."""
+        if self._staged is not None:
+            hold_for(self._staged)
+            self._staged = None
+
+    def finish(self, waiting: Callable[[], None]) -> None:
+        """Wait until nothing is being sent, while all ranks exist. A collective operation.
+
+        waiting: called repeatedly while this rank waits.
+        """
+        self.hold()
+        while self._is_on and self._sending is not None:
+            is_failed = self._sending.done() and self._sending.exception() is not None
+            own = FAILED if is_failed else int(self._sending.done())
+            if min(everyones(own, self._device, self._world_size)) != BUSY:
+                return
+            waiting()
+            time.sleep(FINISH_LOOK_S)
+
+    def leave(self) -> None:
+        """Leave a broken group."""
+        self.hold()
+        self._group = None
+
+
+def every_steps(costs_s: Sequence[float], step_s: float) -> int:
+    """Return the smallest interval, in steps, with which copies take at most MAX_SHARE of the
+    time. costs_s: the time that each of the last copies added."""
+    return max(1, math.ceil(statistics.median(costs_s) / (MAX_SHARE * step_s)))

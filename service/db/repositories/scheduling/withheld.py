@@ -1,0 +1,48 @@
+"""SQL for the faults because of which nodes get no new work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from service.db.models import WithheldRow
+from service.db.session import wait_for_others
+
+LOCK_OF_CHANGES = 0x73696B67
+"""Key of the advisory lock of transactions that change these rows."""
+
+
+def lock_changes(session: Session) -> None:
+    """Wait for all other transactions that change withheld nodes."""
+    wait_for_others(session, LOCK_OF_CHANGES)
+
+
+def get(session: Session, hostname: str, gpu: str, code: str) -> WithheldRow | None:
+    return session.get(WithheldRow, (hostname, gpu, code))
+
+
+def add(session: Session, row: WithheldRow) -> None:
+    session.add(row)
+    session.flush()
+
+
+def every(session: Session) -> Sequence[WithheldRow]:
+    """Return all rows, including released ones."""
+    return session.scalars(select(WithheldRow)).all()
+
+
+def active(session: Session, hostname: str | None = None) -> Sequence[WithheldRow]:
+    """Return the faults that withhold slots, or only the faults of one host, in the order of
+    their times."""
+    query = select(WithheldRow).where(WithheldRow.is_active)
+    if hostname is not None:
+        query = query.where(WithheldRow.hostname == hostname)
+    order = (WithheldRow.since, WithheldRow.hostname, WithheldRow.gpu, WithheldRow.code)
+    return session.scalars(query.order_by(*order)).all()
+
+
+def remove(session: Session, row: WithheldRow) -> None:
+    key = (WithheldRow.hostname == row.hostname, WithheldRow.gpu == row.gpu)
+    session.execute(delete(WithheldRow).where(*key, WithheldRow.code == row.code))

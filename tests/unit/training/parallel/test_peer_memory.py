@@ -1,0 +1,193 @@
+"""A rank of a divided model without replicas is replaced from the memory of another rank."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_workers.shared.contracts import Cause, RankTask
+from ray_workers.training.checkpoint import peer_memory
+from ray_workers.training.core.faultpoints import FaultPoint, arm
+from tests.marks import soak
+from tests.unit.training.elastic.test_recovery import die, once
+from tests.unit.training.jobs import assert_same, series, weights
+from tests.unit.training.parallel.test_model_parallel import brief
+from tests.unit.training.ranks import frames, replaced, run_ranks
+
+STEP = 7
+EVERY_3 = {"in_memory": {"every_steps": 3}}
+OFF = {"in_memory": "off"}
+IN_STEP = [
+    FaultPoint.STEP_BEGINS,
+    FaultPoint.DATA_LOADED,
+    FaultPoint.SHARE_BEGINS,
+    FaultPoint.BEFORE_EXCHANGE,
+    FaultPoint.BACKWARD_DONE,
+    FaultPoint.BEFORE_OPTIMIZER,
+    FaultPoint.AFTER_OPTIMIZER,
+    FaultPoint.STEP_ENDS,
+]
+IN_COPY = [FaultPoint.BEFORE_PEER_COPY, FaultPoint.PEER_COPY_SENT]
+"""Points in the copy of the state after step 6."""
+OF_STEP = {point: 6 if point in IN_COPY else STEP for point in IN_STEP + IN_COPY}
+ZERO_1 = {"ema": {"decay": 0.9}}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Returns the results of jobs that keep no copies and lose no rank."""
+
+    @functools.cache
+    def run(num_ranks: int, parallel: tuple[tuple[str, Any], ...], has_ema: bool) -> Path:
+        home = tmp_path_factory.mktemp("uninterrupted")
+        options = ZERO_1 if has_ema else {}
+        spec = brief(home, num_ranks, dict(parallel), **options) | {"checkpoint": OFF}
+        assert run_ranks(home, spec, world_size=num_ranks) == [0] * num_ranks
+        return home
+
+    return run
+
+
+def kill(task: RankTask, *, rank: int, point: FaultPoint, step: int) -> None:
+    if task.rank == rank and task.incarnation == 0:
+        arm(point, die, at_step=step)
+
+
+def assert_equal_end(home: Path, alone: Path) -> None:
+    assert_same(weights(home), weights(alone))
+    for key in ("train/loss", "val/loss"):
+        assert once(home, key) == series(alone, key)
+
+
+MESHES = {
+    "2 shards": (2, {"shard": 2}),
+    "3 shards": (3, {"shard": 3}),
+    "ZeRO 1": (2, {"shard": 2, "zero": 1}),
+    "tensor": (2, {"tensor": 2}),
+    "pipeline": (2, {"pipeline": 2}),
+    "context": (2, {"context": 2}),
+    "shard x pipeline": (4, {"shard": 2, "pipeline": 2}),
+}
+QUICK = [
+    ("2 shards", FaultPoint.DATA_LOADED, 0),
+    ("3 shards", FaultPoint.AFTER_OPTIMIZER, 1),
+    ("ZeRO 1", FaultPoint.AFTER_OPTIMIZER, 1),
+    ("pipeline", FaultPoint.BEFORE_PEER_COPY, 1),
+]
+ALL = [
+    (mesh, point, rank)
+    for mesh, (size, _) in MESHES.items()
+    for point in OF_STEP
+    for rank in range(size)
+]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "point", "rank"), [*QUICK, *(soak(*one) for one in ALL if one not in QUICK)]
+)
+def test_a_killed_rank_gets_its_share_from_its_keeper(
+    tmp_path: Path, uninterrupted: Callable[..., Path], mesh: str, point: FaultPoint, rank: int
+) -> None:
+    num_ranks, parallel = MESHES[mesh]
+    is_zero_1 = mesh == "ZeRO 1"
+    spec = brief(tmp_path, num_ranks, parallel, **(ZERO_1 if is_zero_1 else {}))
+    fault = functools.partial(kill, rank=rank, point=point, step=OF_STEP[point])
+    codes = run_ranks(
+        *(tmp_path, spec | {"checkpoint": EVERY_3}),
+        world_size=num_ranks,
+        before=fault,
+        recovers=True,
+    )
+    assert codes == [0] * num_ranks
+    assert replaced(tmp_path) == [rank]
+    assert_equal_end(tmp_path, uninterrupted(num_ranks, tuple(parallel.items()), is_zero_1))
+
+
+def test_a_rank_lost_with_its_keeper_ends_the_attempt(tmp_path: Path) -> None:
+    """Rank 2 keeps rank 1's share, so only rank 0 is left, which keeps rank 2's share."""
+    spec = brief(tmp_path, 3, {"shard": 3}) | {"checkpoint": EVERY_3}
+    die_both = functools.partial(_die_with_keeper, folder=tmp_path)
+    codes = run_ranks(tmp_path, spec, world_size=3, before=die_both, recovers=True)
+    assert codes == [1] * 3
+    (error,) = frames(tmp_path, rank=0, kind="error")
+    assert error["cause"] == Cause.WORKER_LOST
+    assert "together with the ranks that kept copies" in error["message"]
+    assert "the job resumes from its latest checkpoint" in error["message"]
+
+
+def _die_with_keeper(task: RankTask, folder: Path) -> None:
+    if task.rank in (1, 2) and task.incarnation == 0:
+        act = functools.partial(_die_together, task.rank, folder)
+        arm(FaultPoint.DATA_LOADED, act, at_step=STEP)
+
+
+def _die_together(rank: int, folder: Path) -> None:
+    (folder / f"ready-{rank}").touch()
+    while len(list(folder.glob("ready-*"))) < 2:
+        time.sleep(0.001)
+    die()
+
+
+def test_with_two_copies_two_ranks_may_be_lost_at_once(
+    tmp_path: Path, uninterrupted: Callable[..., Path]
+) -> None:
+    rule = {"in_memory": {"every_steps": 3, "copies": 2}}
+    spec = brief(tmp_path, 3, {"shard": 3}) | {"checkpoint": rule}
+    die_both = functools.partial(_die_with_keeper, folder=tmp_path)
+    codes = run_ranks(tmp_path, spec, world_size=3, before=die_both, recovers=True)
+    assert codes == [0] * 3
+    assert_equal_end(tmp_path, uninterrupted(3, (("shard", 3),), False))
+
+
+def test_auto_keeps_copies_from_the_first_step(
+    tmp_path: Path, uninterrupted: Callable[..., Path]
+) -> None:
+    """The first copy is of the state at step 0, and the second is due after 16 steps."""
+    spec = brief(tmp_path, 2, {"shard": 2})
+    fault = functools.partial(kill, rank=1, point=FaultPoint.DATA_LOADED, step=STEP)
+    codes = run_ranks(tmp_path, spec, world_size=2, before=fault, recovers=True)
+    assert codes == [0, 0]
+    assert replaced(tmp_path) == [1]
+    assert_equal_end(tmp_path, uninterrupted(2, (("shard", 2),), False))
+
+
+def _has_little_memory(task: RankTask) -> None:
+    if task.rank == 1:
+        peer_memory.available_memory = lambda: 1 << 10  # type: ignore[assignment,misc]
+
+
+def test_auto_keeps_no_copies_that_do_not_fit(
+    tmp_path: Path, uninterrupted: Callable[..., Path]
+) -> None:
+    spec = brief(tmp_path, 2, {"shard": 2})
+    assert run_ranks(tmp_path, spec, world_size=2, before=_has_little_memory) == [0, 0]
+    (event,) = frames(tmp_path, kind="no_memory_copies")
+    assert "available on the node of rank 1. None are kept" in event["message"]
+    assert_equal_end(tmp_path, uninterrupted(2, (("shard", 2),), False))
+
+
+def test_explicit_copies_that_do_not_fit_end_the_job(tmp_path: Path) -> None:
+    spec = brief(tmp_path, 2, {"shard": 2}) | {"checkpoint": EVERY_3}
+    codes = run_ranks(tmp_path, spec, world_size=2, before=_has_little_memory)
+    assert codes == [1, 1]
+    (error,) = frames(tmp_path, rank=0, kind="error")
+    assert error["cause"] == Cause.CANNOT_RUN
+    assert "checkpoint.in_memory" in error["message"]
+
+
+def _killed_while_short_of_memory(task: RankTask) -> None:
+    _has_little_memory(task)
+    kill(task, rank=1, point=FaultPoint.DATA_LOADED, step=STEP)
+
+
+def test_a_rank_without_copies_restarts_the_job_and_does_not_hang(tmp_path: Path) -> None:
+    spec = brief(tmp_path, 2, {"shard": 2})
+    before = _killed_while_short_of_memory
+    assert run_ranks(tmp_path, spec, world_size=2, before=before, recovers=True) == [1, 1]
+    (error,) = frames(tmp_path, rank=0, kind="error")
+    assert error["cause"] == Cause.WORKER_LOST
