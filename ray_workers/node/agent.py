@@ -17,7 +17,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import ray
@@ -43,6 +43,7 @@ from ray_workers.node.forkserver.manager import ForkserverManager
 from ray_workers.node.gpu_health import GpuHealth
 from ray_workers.node.gpu_memory import GpuMemory, NvmlMemory
 from ray_workers.node.node_address import own_address
+from ray_workers.node.node_report import NodeReport
 from ray_workers.node.node_spools import NodeSpools
 from ray_workers.node.silo_gate import Opening
 from ray_workers.node.system_metrics.sampler import SystemMetricsSampler
@@ -51,7 +52,6 @@ from ray_workers.shared.contracts import Frame
 from ray_workers.shared.folders import work_dir
 from ray_workers.shared.folders.disk_space import why_full
 from ray_workers.shared.folders.removal import remove_tree
-from ray_workers.shared.gpu_faults import GpuFault
 from ray_workers.shared.heartbeat import NodeObservation, RankObservation, observe_ranks
 from ray_workers.shared.node_needs import (
     BuildState,
@@ -87,31 +87,6 @@ ORPHANS_BOUND_S = 10.0
 machine."""
 QUARANTINE_PERIOD_S = 3.0
 """Seconds between two checks of the slots in quarantine."""
-
-
-@dataclass(frozen=True)
-class NodeReport:
-    """A node's description of itself, which is sent when the node joins."""
-
-    node_id: str
-    hostname: str
-    address: str
-    version: str
-    python: str
-    storage_nonce: str | None
-    """The contents of the storage's nonce file; None if this node can't read the file."""
-    problem: str | None
-    """The reason ranks can't start on the node, such as a failed torch import; None if they can."""
-    full: str | None
-    """The reason why no file can be written to the folder for reports and temporary files; None if
-    files can be written."""
-    quarantined: tuple[Quarantined, ...]
-    """Slots in quarantine, which are not given to any job."""
-    idle_workers: int | None
-    """Number of Ray worker processes on the node that are starting or waiting for an actor."""
-    has_silo_source: bool
-    """Whether the node has a silo's data, and therefore runs only ranks of silos."""
-    gpu_faults: tuple[GpuFault, ...] = ()
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)

@@ -18,7 +18,8 @@ from ray.exceptions import ActorDiedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import dray
-from ray_workers.node.agent import NodeAgent, NodeReport
+from ray_workers.node.agent import NodeAgent
+from ray_workers.node.node_report import NodeReport
 from ray_workers.node.ray_calls import brief, end_actor
 from ray_workers.shared.contracts import ProcessKind, SilentProcess
 from ray_workers.shared.gpu_faults import GpuFault

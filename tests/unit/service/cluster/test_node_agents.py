@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import dray
-from ray_workers.node.agent import NodeReport
+from ray_workers.node.node_report import NodeReport
 from ray_workers.shared.contracts import ProcessKind, SilentProcess
 from ray_workers.shared.names import agent_name
 from ray_workers.shared.processes.silence import AwakeClock, Silence

@@ -10,9 +10,9 @@ from typing import get_args
 import pytest
 
 from dray.train.checkpoints import CheckpointRef
-from ray_workers.node.agent import NodeReport
 from ray_workers.node.attempt_residue import AttemptResidue
 from ray_workers.node.folders.job_folders import FilesKept, FolderPlan
+from ray_workers.node.node_report import NodeReport
 from ray_workers.shared import commands, contracts
 from ray_workers.shared import names as names_of
 from ray_workers.shared.contracts import (
