@@ -134,6 +134,7 @@ def cluster_node(node_id: str, resources: Mapping[str, float], **fields: Any) ->
         "problem": None,
         "full": None,
         "quarantined": (),
+        "gpu_faults": (),
         "drained_by": None,
         "labels": {},
         "is_starting": False,

@@ -57,7 +57,7 @@ class ClusterNode:
     is_never_released: bool
     """Whether the node is the head, which Ray never removes, or a control node, on which
     supervisors run."""
-    gpu_faults: tuple[GpuFault, ...] | None = None
+    gpu_faults: tuple[GpuFault, ...] | None
     """Faults of the node's GPUs. None until the node has reported."""
 
 

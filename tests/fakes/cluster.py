@@ -134,6 +134,7 @@ class FakeCluster:
             full=node.full,
             drained_by=node.drained_by,
             quarantined=tuple(node.quarantined),
+            gpu_faults=(),
             labels=labels_in(node.resources),
             is_starting=node.problem == STARTS,
             is_released=node.is_released,

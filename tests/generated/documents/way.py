@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections import defaultdict
+from datetime import UTC, datetime
 from typing import Any
 
 import jsonschema
@@ -76,6 +77,11 @@ class Followed:
         without = {name: value for name, value in stored.items() if name != "version"}
         assert read(without) == read({**stored, "version": 1}) == spec, "documents of version 1"
         assert read(spec.without_defaults()) == read(spec.as_given()) == spec, "no field is lost"
+        if spec.begin_at is not None and spec.begin_at > datetime.now(UTC):
+            why = await self.runtime.queries.explain(job.id)
+            assert why.reason.code == "begins_at", why.reason
+            await self.runtime.jobs.cancel(job.id)
+            return "launched"
         if spec.array is not None or spec.sweep is not None:
             await self._end_all(job, spec.num_jobs)
             return "launched"

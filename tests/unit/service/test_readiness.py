@@ -77,6 +77,7 @@ def node(name: str, problem: str | None = None) -> ClusterNode:
         problem=problem,
         full=None,
         quarantined=(),
+        gpu_faults=(),
         drained_by=None,
         labels={},
         is_starting=False,

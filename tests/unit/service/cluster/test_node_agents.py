@@ -37,6 +37,7 @@ SOUND = NodeReport(
     quarantined=(),
     idle_workers=None,
     has_silo_source=False,
+    gpu_faults=(),
 )
 
 
