@@ -58,6 +58,7 @@ def node(
         problem=None,
         full=None,
         quarantined=(),
+        gpu_faults=(),
         drained_by=None,
         labels={},
         is_starting=False,

@@ -19,7 +19,7 @@ from ray_workers.training.checkpoint.manager import CheckpointManager
 from ray_workers.training.core.errors import CorruptedReplicaError, ReplicasDifferError
 from ray_workers.training.elastic import process_group
 from ray_workers.training.parallel import Strategy
-from ray_workers.training.parallel.replicas import Comparison
+from ray_workers.training.parallel.replicas import ReplicaComparison
 
 NUM_DIFFERING, CHECK_TIME = "check/replicas_differ", "perf/check_time_s"
 
@@ -70,7 +70,7 @@ class ReplicaCheck:
         if strategy.rank == 0:
             _report(ReplicasReport(step, 0, [], is_drill=False))
 
-    def _fail(self, step: int, strategy: Strategy, found: Comparison) -> None:
+    def _fail(self, step: int, strategy: Strategy, found: ReplicaComparison) -> None:
         """Report the differing replicas, and raise the error that ends the attempt."""
         mine = socket.gethostname(), _described(self._device), self._is_drill
         everyones = process_group.gathered(mine, strategy.world_size)

@@ -23,7 +23,7 @@ class Replicated:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ReplicaComparison:
     """The result of a comparison, which is the same on all ranks."""
 
     num_differing: int
@@ -33,11 +33,13 @@ class Comparison:
     without a majority are not included."""
 
 
-def compare(parts: Sequence[Replicated], device: torch.device, world_size: int) -> Comparison:
+def compare(
+    parts: Sequence[Replicated], device: torch.device, world_size: int
+) -> ReplicaComparison:
     """Compare the copies of all ranks. A collective operation with one small message. Every rank
     passes the same number of parts."""
     if world_size == 1 or not parts:
-        return Comparison(0, ())
+        return ReplicaComparison(0, ())
     numbers = [number for part in parts for number in checksum(part.tensors)]
     mine = torch.tensor(numbers, dtype=torch.int64, device=device)
     gathered = [torch.empty_like(mine) for _ in range(world_size)]
@@ -50,7 +52,7 @@ def compare(parts: Sequence[Replicated], device: torch.device, world_size: int) 
 
 def judge(
     checksums: Sequence[Sequence[tuple[int, ...]]], holders: Sequence[Sequence[int]]
-) -> Comparison:
+) -> ReplicaComparison:
     """Return the result of a comparison. Both arguments contain an item for each rank of each part:
     the rank's checksum, and a number that is equal on the ranks that hold the same part. Pure."""
     differing: set[int] = set()
@@ -63,7 +65,7 @@ def judge(
             differing |= others
             if 2 * count > len(ranks):
                 culprits |= others
-    return Comparison(len(differing), tuple(sorted(culprits)))
+    return ReplicaComparison(len(differing), tuple(sorted(culprits)))
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ from ray_workers.training.parallel.activation_checkpointing import prepare_block
 from ray_workers.training.parallel.gradients import EngineParts, GradientEngine
 from ray_workers.training.parallel.meta_init import materialise
 from ray_workers.training.parallel.pieces import Piece
-from ray_workers.training.parallel.replicas import Comparison, Replicated, compare, flip_bit
+from ray_workers.training.parallel.replicas import ReplicaComparison, Replicated, compare, flip_bit
 
 if TYPE_CHECKING:
     from ray_workers.training.elastic.rendezvous import RendezvousHandler
@@ -188,7 +188,7 @@ class Strategy(ABC):
         empty if each rank has its own weights, or if there are no replicas."""
         return ()
 
-    def compare_copies(self) -> Comparison:
+    def compare_copies(self) -> ReplicaComparison:
         """Compare the weights and optimizer states that should be equal between ranks. A
         collective."""
         return compare(self.replicated(), self.device, self.world_size)

@@ -207,7 +207,7 @@ SCRIPT: dict[str, Any] = {"recipe": None, "script": {"entrypoint": "train.py"}}
 UNMENDED: dict[str, dict[str, Any]] = {
     "a single rank": {"resources": {"num_workers": 1}},
     "GPUs": {"resources": {"num_workers": 2, "gpus_per_worker": 1}},
-    "a sharded model without copies": {
+    "a sharded model": {
         "parallel": {"shard": 2},
         "checkpoint": {"in_memory": "off"},
     },
