@@ -119,7 +119,7 @@ def test_what_nobody_is_to_blame_for_is_free_and_never_gives_up(fault: Cause) ->
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_a_drill_broke_is_free_and_what_it_did_not_is_charged_as_ever(fault: Cause) -> None:
     decision = decide(fault, Budgets(0, 0), by_drill=True)
-    if fault in (Cause.USER_ERROR, Cause.WORKER_LOST):
+    if fault in (Cause.USER_ERROR, Cause.WORKER_LOST, Cause.CORRUPTED):
         assert isinstance(decision, Retry)
         assert decision.budget is RetryBudget.FREE
     else:
