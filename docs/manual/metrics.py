@@ -51,6 +51,9 @@ _OF_JOBS = {
     "`_p99`",
     "perf/compression": "size of the gradient divided by the bytes sent",
     "perf/eval_time_s": "duration of an evaluation, in seconds",
+    "perf/check_time_s": "`check.replicas_every`: duration of a comparison of the replicas, in "
+    "seconds",
+    "check/replicas_differ": "`check.replicas_every`: number of ranks whose replica differs",
     "perf/checkpoint_stall_s": "time for which a checkpoint paused training, in seconds",
     "perf/checkpoint_every_steps": "`checkpoint.every_steps: auto`: the chosen interval",
     "federated/updates": "number of updates that the server used; 0 in a round without a quorum",
