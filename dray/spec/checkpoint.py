@@ -1,4 +1,5 @@
-"""The checkpoints of a job, and the checkpoint of another job from which a job starts."""
+"""The checkpoints of a job, its copies in memory, its comparisons of replicas, and the checkpoint of
+another job from which a job starts."""
 
 from __future__ import annotations
 
@@ -52,3 +53,12 @@ class InitFrom(Document):
     everything: training continues from that step as if the checkpoint were the job's own, with the
     checkpoint's optimizer state and position in the data. The two jobs can differ in the number of
     workers and the division of the model."""
+
+
+class Check(Document):
+    """Which faults the ranks look for while they train."""
+
+    replicas_every: Annotated[Int, Field(ge=1, le=MAX_STEPS)]
+    """Number of optimizer steps between two comparisons of the replicas of the model. If their
+    weights, optimizer states or averaged weights differ, the job returns to the last checkpoint
+    that was saved while they were equal."""

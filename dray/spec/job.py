@@ -10,8 +10,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, StrictBool, model_validator
 
-from dray.spec.check import Check
-from dray.spec.checkpoint import Checkpoint, InitFrom
+from dray.spec.checkpoint import Check, Checkpoint, InitFrom
 from dray.spec.checks import copies, division, group, training
 from dray.spec.federated import job_checks
 from dray.spec.federated.document import Federated

@@ -51,7 +51,7 @@ class RankCheckpoints:
         self._rank, self._world_size = assignment.rank, assignment.world_size
         self._device = torch.device(task.device)
         self._manager = CheckpointManager(
-            *(task.checkpoint_url,),
+            task.checkpoint_url,
             keep=keep,
             best=None,
             progressed=page.move,
