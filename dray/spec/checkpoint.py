@@ -1,5 +1,5 @@
-"""The checkpoints of a job, its copies in memory, its comparisons of replicas, and the checkpoint of
-another job from which a job starts."""
+"""The checkpoints of a job, its copies in memory, its comparisons of replicas, and the checkpoint
+of another job from which a job starts."""
 
 from __future__ import annotations
 
