@@ -75,8 +75,9 @@ OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
     "nadam": lambda groups: optim.NAdam(groups, lr=0.01),
     "radam": lambda groups: optim.RAdam(groups, lr=0.01),
     "rmsprop": lambda groups: optim.RMSprop(groups, lr=0.01, momentum=0.9, centered=True),
-    "rprop": lambda groups: optim.Rprop(groups, lr=0.01),
 }
+"""All of torch's optimizers but Rprop and Adafactor, whose steps fail on DTensors (torch 2.13), and
+those that `prepare` refuses."""
 
 
 class Averages:
