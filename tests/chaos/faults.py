@@ -251,6 +251,7 @@ FAULTS: Mapping[str, Callable[[Scene], None]] = {
     "machine overloaded": overload,
     "drill kill": lambda s: drill(s, "kill", s.rng.randrange(s.kind.num_ranks)),
     "drill stall": lambda s: drill(s, "stall", s.rng.randrange(s.kind.num_ranks)),
+    "drill corrupt": lambda s: drill(s, "corrupt", s.rng.randrange(s.kind.num_ranks)),
     "drill preempt": lambda s: drill(s, "preempt", 0),
     "preempted": preempt,
     "outranked": crowding.outrank,

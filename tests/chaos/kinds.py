@@ -226,6 +226,22 @@ def _outside(folder: Path) -> Kind:
     return Kind(OUTSIDE, spec, OUTSIDE_ROUNDS, repeats=OF_ROUNDS, tables=found)
 
 
+def _divided(name: str, num_workers: int, every_steps: int) -> Kind:
+    """A job whose model is divided among two ranks. If it has two ranks, none holds a replica, and
+    lost parts come from the copies in memory."""
+    kind = _digits(name, num_workers, 16, every_steps)
+    kind.spec["parallel"] = {"shard": 2, "data": num_workers // 2}
+    kind.spec["checkpoint"]["in_memory"] = {"every_steps": 5} if num_workers == 2 else "off"
+    return kind
+
+
+def _checked() -> Kind:
+    """A job whose replicas are compared. A drill corrupts the state of one of them."""
+    kind = _digits("checked", 3, 20, 25)
+    kind.spec["check"] = {"replicas_every": 15}
+    return kind
+
+
 def _gossip(mode: str) -> Kind:
     kind = _digits(mode, 4, 16, 25, keeps_weights=False)
     kind.spec["sync"] = {"kind": "gossip", "mode": mode, "graph": "ring"}
@@ -295,6 +311,9 @@ def kinds(folder: Path) -> dict[str, Kind]:
         _digits("four ranks", 4, 16, 25),
         _digits("elastic", 4, 16, 25, keeps_weights=False),
         _digits("often saved", 2, 20, 3),
+        _divided("sharded", 2, 25),
+        _divided("sharded replicas", 4, 25),
+        _checked(),
         _read_by_loaders(folder),
         _clients(),
         *(_silos(name, sources) for name in SILOS),

@@ -22,8 +22,11 @@ GOSSIP = ("d_psgd", "sgp", "ad_psgd")
 SERVERS = ("synchronous servers", "asynchronous servers")
 SILOS = ("silos", "silos of a quorum")
 OUTSIDE = "clients outside"
+CHECKED = "checked"
+DIVIDED = ("sharded", "sharded replicas")
 RECIPES = READ_BY_LOADERS | {
     *("one rank", "two ranks", "four ranks", "elastic", "often saved", "clients"),
+    *(*DIVIDED, CHECKED),
     *(*GOSSIP, *SERVERS, *SILOS, OUTSIDE),
 }
 PREPARED = frozenset({"two optimizers"})
@@ -51,6 +54,9 @@ ON_BOTH: Mapping[Blow, frozenset[str]] = {
     ("drill kill",): GROUPS,
     ("drill stall",): RECIPES,
     ("drill preempt",): RECIPES,
+    ("drill corrupt",): frozenset({CHECKED}),
+    ("drill corrupt", "rank killed"): frozenset({CHECKED}),
+    ("drill corrupt", "service killed"): frozenset({CHECKED}),
     ("preempted",): ANY,
     ("preempted", "rank killed"): RECIPES,
     ("rank killed", "replacement killed"): GROUPS | PREPARED,
@@ -150,7 +156,7 @@ BLOWS: Mapping[str, Mapping[Blow, frozenset[str]]] = {
 VICTIMS_ON_BOTH = (
     *("two ranks", "long", "four ranks", "long script", "often saved", "elastic"),
     *("read by loaders", "long", "one rank", "long", "two optimizers", "clients"),
-    *(OUTSIDE, *GOSSIP, *SERVERS),
+    *(OUTSIDE, *GOSSIP, *SERVERS, *DIVIDED, CHECKED),
 )
 """Long jobs have odd indexes, where a turn may end early (`LAST`)."""
 VICTIMS: Mapping[str, Sequence[str]] = {
