@@ -28,6 +28,8 @@ for step in range(1, NUM_STEPS + 1):
 """
 SHORT = TICKS.replace("NUM_STEPS", "100")
 LONG = TICKS.replace("NUM_STEPS", "600")
+TASKS = {"size": 12, "max_running": 2}
+TASK_STEPS = 20
 RAISES = SHORT + 'raise RuntimeError("on purpose")\n'
 
 
@@ -115,6 +117,11 @@ class Kind:
     @property
     def is_sweep(self) -> bool:
         return "sweep" in self.spec
+
+    @property
+    def is_array(self) -> bool:
+        """Whether it is many jobs from one document, which may share a supervisor."""
+        return "array" in self.spec
 
     def trial(self, index: int) -> Kind:
         """Return the kind of one trial of a sweep."""
@@ -283,7 +290,14 @@ def _comes(name: str, path: Path, num_workers: int) -> Kind:
 def kinds(folder: Path) -> dict[str, Kind]:
     """Return all kinds by name. Their scripts are written to `folder`."""
     of_two = TWO_OPTIMIZERS.replace("NUM_EPOCHS", str(EPOCHS_OF_TWO))
-    programs = {"ticks": SHORT, "long_ticks": LONG, "raises": RAISES, "of_two": of_two}
+    task = TICKS.replace("NUM_STEPS", str(TASK_STEPS))
+    programs = {
+        "task": task,
+        "ticks": SHORT,
+        "long_ticks": LONG,
+        "raises": RAISES,
+        "of_two": of_two,
+    }
     for name, text in programs.items():
         (folder / f"{name}.py").write_text(text)
     sources = silos.write_sources(folder, SILO_NAMES)
@@ -293,6 +307,12 @@ def kinds(folder: Path) -> dict[str, Kind]:
             "long script",
             script(folder / "long_ticks.py", max_retries=20),
             600,
+            is_recipe=False,
+        ),
+        Kind(
+            "array",
+            script(folder / "task.py", array=TASKS, max_retries=20),
+            TASK_STEPS,
             is_recipe=False,
         ),
         Kind("fails", script(folder / "raises.py"), 100, JobState.FAILED, is_recipe=False),

@@ -164,7 +164,7 @@ VICTIMS: Mapping[str, Sequence[str]] = {
     CLUSTER: (*VICTIMS_ON_BOTH, *SILOS),
 }
 """The victims on each ground, in order. Silos have their own nodes."""
-BYSTANDERS = ("short", "sweep", "fails", "cancelled", "script")
+BYSTANDERS = ("short", "sweep", "array", "fails", "cancelled", "script", "array")
 TURNS = 24
 """Turns of a complete run, per ground."""
 BLOWS_OF_A_TURN = 4

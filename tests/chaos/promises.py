@@ -211,7 +211,7 @@ class Onlooker:
     def __init__(self, service: Service) -> None:
         self.breaches: list[str] = []
         self.job_ids: list[str] = []
-        self.arrays: list[str] = []
+        self.sweeps: list[str] = []
         self._service = service
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look_around, daemon=True)
@@ -234,7 +234,7 @@ class Onlooker:
     def _paths(self) -> Iterator[str]:
         for job_id in list(self.job_ids):
             yield from (f"/v1/jobs/{job_id}{part}" for part in ("", "/metrics", "/explain"))
-        yield from (f"/v1/sweeps/{sweep_id}" for sweep_id in list(self.arrays))
+        yield from (f"/v1/sweeps/{sweep_id}" for sweep_id in list(self.sweeps))
 
     def _ask(self, http: httpx.Client, path: str) -> None:
         try:

@@ -102,7 +102,7 @@ class Runner:
     def _play(self, client: Client, turn: Turn, result: Result, onlooker: Onlooker) -> None:
         jobs = [each for kind in self._kinds_of(turn) for each in submit(client, kind)]
         onlooker.job_ids += [job_id for job_id, _ in jobs]
-        onlooker.arrays += arrays_of(client, onlooker.job_ids)
+        onlooker.sweeps += sweeps_of(client, [job_id for job_id, kind in jobs if kind.is_trial])
         job_id, kind = jobs[0]
         rng = random.Random(turn.seed)
         scene = Scene(self._ground, client, job_id, kind, rng, self._kinds)
@@ -110,7 +110,7 @@ class Runner:
         with outside_clients(client, job_id, kind) as scene.outside:
             self._play_scene(scene, jobs, turn, result)
         result.breaches += [
-            breach for sweep_id in onlooker.arrays for breach in promises.of_sweep(client, sweep_id)
+            breach for sweep_id in onlooker.sweeps for breach in promises.of_sweep(client, sweep_id)
         ]
 
     def _play_scene(
@@ -215,8 +215,11 @@ class Runner:
 
 
 def submit(client: Client, kind: Kind) -> list[tuple[str, Kind]]:
-    """Submit a job. Return its ID and kind, or the IDs and kinds of a sweep's trials."""
+    """Submit a job. Return its ID and kind, or the IDs and kinds of an array's jobs or a sweep's
+    trials."""
     job = client.submit(kind.spec)
+    if kind.is_array:
+        return [(each.id, kind) for each in client.jobs(array=job.array_id)]
     if not kind.is_sweep:
         return [(job.id, kind)]
     assert job.array_id is not None
@@ -232,8 +235,8 @@ def outside_clients(
     return OutsideClients(client, job_id, kind.tables)
 
 
-def arrays_of(client: Client, job_ids: list[str]) -> list[str]:
-    """Return the arrays that the jobs belong to, without duplicates."""
+def sweeps_of(client: Client, job_ids: list[str]) -> list[str]:
+    """Return the sweeps that the trials belong to, without duplicates."""
     found = [patiently(lambda id_=id_: client.get(id_)).array_id for id_ in job_ids]
     return [array for array in dict.fromkeys(found) if array is not None]
 
