@@ -148,12 +148,14 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 def _methods(request: Request) -> set[str]:
     """Return all methods of this path; the router lists only the methods of the first matching
-    route."""
-    found: set[str] = set()
-    for route in request.app.state.routes:
-        if route.matches(request.scope)[0] is not Match.NONE:
-            found |= route.methods
-    return found
+    route. A path such as `/v1/jobs/bulk` also matches `/v1/jobs/{job_id}`, but is no job."""
+    routes = [
+        route
+        for route in request.app.state.routes
+        if route.matches(request.scope)[0] is not Match.NONE
+    ]
+    exact = [route for route in routes if not route.param_convertors]
+    return {method for route in exact or routes for method in route.methods}
 
 
 def unexpected(request: Request) -> Response:

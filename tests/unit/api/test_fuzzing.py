@@ -39,6 +39,7 @@ NOT_HTTP = b"the request is not valid HTTP/1.1"
 TOO_LONG = 431
 """The status of the answer if headers or a URL are too long to be read to the end."""
 WITH_MORE_RULES = (
+    "GET /v1/costs",
     *("POST /v1/jobs", "POST /v1/plan", "POST /v1/code", "POST /v1/code/parts"),
     "PATCH /v1/jobs/{job_id}/annotations",
     "POST /v1/jobs/{job_id}/downloads",

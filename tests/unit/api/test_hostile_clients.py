@@ -132,17 +132,23 @@ def run(
 
 
 @ONE_SET
-@pytest.mark.parametrize("lie", ["shares", "own seed"])
+@pytest.mark.parametrize(
+    ("lie", "said"),
+    [
+        ("shares", "the client returned a share"),
+        ("own seed", "the client's seed does not match its commitment"),
+    ],
+)
 def test_clients_that_lie_about_shares_are_named_and_left_out_and_the_job_succeeds(
-    server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str
+    server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str, said: str
 ) -> None:
     lie_as(monkeypatch, {1: (lie,), 4: (lie,)})
     job, events = run(server, tmp_path, monkeypatch, masked(6, 6))
     assert [job.metrics[step]["federated/updates"] for step in (1, 2, 3)] == [6, 4, 4]
     (named,) = [event for event in events if event.type == "clients_left_out"]
     assert named.data == {"round": 1, "clients": [1, 4]}
-    assert "client 1: the client returned a share" in named.message
-    assert "client 4: the client returned a share" in named.message
+    assert f"client 1: {said}" in named.message
+    assert f"client 4: {said}" in named.message
     assert events[-1].to_state is JobState.SUCCEEDED
 
 

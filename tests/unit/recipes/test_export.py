@@ -113,7 +113,9 @@ def test_a_program_of_torch_computes_what_the_model_computes(
     model, samples = trained(documented(tmp_path), tmp_path / "result")
     program = torch.export.load(model.export(tmp_path / "model.pt2")).module()
     for count in (1, SAMPLES):
-        torch.testing.assert_close(program(samples[:count]), model.model(samples[:count]))
+        # The exported model computes in float32 where that is enough for the table's numbers.
+        expected = model.model(samples[:count])
+        torch.testing.assert_close(program(samples[:count]), expected, check_dtype=False)
 
 
 @SOAK

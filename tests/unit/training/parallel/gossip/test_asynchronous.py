@@ -180,7 +180,7 @@ def _ask_to_leave_at_step_4(task: RankTask) -> None:
 
 def _end_once_all_left(trainer: Trainer) -> None:
     strategy: Any = trainer.strategy
-    leaves_after = strategy._turns.leaves_after
+    leaves_after = strategy._dynamic_shares.leaves_after
     if leaves_after is not None and trainer.progress.step >= leaves_after:
         os._exit(0)
 
