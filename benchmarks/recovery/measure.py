@@ -145,7 +145,7 @@ def _start(stack: ExitStack, home: Path) -> dict[str, Callable[[], Recovery]]:
         (home / name).mkdir()
     ours = stack.enter_context(contenders.dray(home / "dray"))
     ray_train = stack.enter_context(contenders.ray_train(home / "ray"))
-    turns = {
+    turns: dict[str, Callable[[], Recovery]] = {
         KILL: ours.killed,
         SCRIPT: ours.killed_of_script,
         **{label: partial(ray_train.turn, mode) for label, mode in RAY_TRAINS.items()},

@@ -61,14 +61,14 @@ def train_replica(config: dict[str, Any]) -> None:
 def main(home: Path) -> None:
     def trainer_of(folder: Path, name: str, mode: str) -> TorchTrainer:
         has_replicas = mode == REPLICA_GROUPS
+        # Ray Train takes a tuple for elastic training, which the types of its API don't mention.
+        num_workers: Any = (1, NUM_RANKS) if mode == ELASTIC else NUM_RANKS
         lighthouse = {"min_replicas": 1, "join_timeout_ms": 10_000, "heartbeat_timeout_ms": 1_000}
         return TorchTrainer(
             train_replica if has_replicas else train_rank,
             train_loop_config={"folder": str(folder)},
             torch_config=TorchftConfig(lighthouse, backend="gloo") if has_replicas else None,
-            scaling_config=ScalingConfig(
-                num_workers=(1, NUM_RANKS) if mode == ELASTIC else NUM_RANKS, use_gpu=False
-            ),
+            scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=False),
             run_config=RunConfig(
                 name=name,
                 storage_path=str(home / "results"),
