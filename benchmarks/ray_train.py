@@ -1,8 +1,8 @@
 """Ray Train as a contender: a driver on a separate Ray cluster, both of which are already running.
 
-For each folder that the driver reads from a line of standard input, it trains once and writes a
-line of JSON: when `fit()` was called, in Unix seconds, and the error if it failed. Everything that
-Ray prints goes to standard error.
+For each line of standard input, a JSON list of a folder and further arguments, the driver trains
+once and writes a line of JSON: when `fit()` was called, in Unix seconds, and the error if it
+failed. Everything that Ray prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ class Driver:
         self._process = process
         self._log = log
 
-    def begin(self, folder: Path) -> None:
-        """Start training. The ranks write their results to the folder."""
+    def begin(self, folder: Path, *more: str) -> None:
+        """Start training. The ranks write their results to the folder. more: further arguments of
+        the driver's `trainer_of`."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{folder}\n")
+        self._process.stdin.write(json.dumps([str(folder), *more]) + "\n")
         self._process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
@@ -65,9 +66,9 @@ def driver(module: str, home: Path) -> Iterator[Driver]:
         process.wait(STOP_TIMEOUT_S)
 
 
-def serve(home: Path, trainer_of: Callable[[Path, str], Any]) -> None:
+def serve(home: Path, trainer_of: Callable[..., Any]) -> None:
     """Run the driver's side. trainer_of: creates a trainer for a folder, with the given unique
-    name."""
+    name, and with the further arguments given to `Driver.begin`."""
     import ray
 
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -75,7 +76,8 @@ def serve(home: Path, trainer_of: Callable[[Path, str], Any]) -> None:
     ray.init(num_cpus=NUM_CPUS, include_dashboard=False, _temp_dir=str(home / "ray"))
     answers.write("{}\n")
     for number, line in enumerate(sys.stdin):
-        trainer = trainer_of(Path(line.strip()), f"run-{number}")
+        folder, *more = json.loads(line)
+        trainer = trainer_of(Path(folder), f"run-{number}", *more)
         called, error = time.time(), ""
         try:
             trainer.fit()

@@ -122,10 +122,16 @@ class RayTrain:
         self._home = home
         self._driver = started
 
-    def turn(self) -> Recovery:
+    def turn(self, mode: str) -> Recovery:
+        """mode: a mode of `work`."""
         folder = Path(tempfile.mkdtemp(dir=self._home))
-        self._driver.begin(folder)
+        self._driver.begin(folder, mode)
         killed_at = _kill_logged(folder)
+        if mode == work.REPLICA_GROUPS:
+            try:
+                _until_whole(folder, killed_at)
+            finally:
+                (folder / work.WHOLE).touch()
         self._driver.answer()
         return _logged(folder, killed_at)
 
@@ -174,9 +180,7 @@ class Torchft:
             killed_at = _kill_logged(folder, *replicas)
             replicas[work.KILLED_RANK].wait(TURN_TIMEOUT_S)
             stack.enter_context(self._replica(folder, work.KILLED_RANK))
-            _await(
-                lambda: _whole_since(folder, killed_at, WORKED_ON_S), "torchft to be complete again"
-            )
+            _until_whole(folder, killed_at)
             if replicas[1 - work.KILLED_RANK].poll() is not None:
                 raise BenchmarkError("torchft's survivor also exited")
         return _logged(folder, killed_at)
@@ -235,6 +239,11 @@ def _logged(folder: Path, killed_at: float) -> Recovery:
     if found is None:
         raise BenchmarkError(f"no rank continued training in {folder}")
     return found
+
+
+def _until_whole(folder: Path, killed_at: float) -> None:
+    """Wait until torchft's replacement has trained for a while."""
+    _await(lambda: _whole_since(folder, killed_at, WORKED_ON_S), "torchft to be complete again")
 
 
 def _whole_since(folder: Path, killed_at: float, for_s: float) -> bool:

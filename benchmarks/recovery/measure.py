@@ -6,12 +6,13 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 from benchmarks.figures import Ratio, ratio_of_medians
 from benchmarks.machine import BenchmarkError, wait_until_quiet
-from benchmarks.recovery import contenders
+from benchmarks.recovery import contenders, work
 from benchmarks.recovery.commits import Recovery, lost_of_a_minute
 from benchmarks.recovery.contenders import Torchrun
 from benchmarks.report import Comparison, Result, Row, Table, seconds
@@ -20,14 +21,21 @@ KILL = "dray, a rank killed"
 SCRIPT = "dray, a prepared script's rank killed"
 DRILL = "dray, a rank killed by its drill"
 RAY_TRAIN = "Ray Train, FailureConfig"
+RAY_ELASTIC = "Ray Train, elastic"
+RAY_REPLICAS = "Ray Train, torchft's replica groups"
 TORCHRUN = "torchrun --max-restarts"
 TORCHFT = "torchft"
 
 OURS = (KILL, SCRIPT, DRILL)
 
-SETTLE_S = {KILL: 6.0, SCRIPT: 6.0, RAY_TRAIN: 6.0, TORCHRUN: 2.0, TORCHFT: 2.0, DRILL: 6.0}
+RAY_TRAINS = {
+    RAY_TRAIN: work.FIXED,
+    RAY_ELASTIC: work.ELASTIC,
+    RAY_REPLICAS: work.REPLICA_GROUPS,
+}
+SETTLE_S = {TORCHRUN: 2.0, TORCHFT: 2.0, **dict.fromkeys((*OURS, *RAY_TRAINS), 6.0)}
 """Minimum pause before a turn; see `first_step`."""
-GOALS = {RAY_TRAIN: (0.1, "at most 1/10"), TORCHRUN: (0.1, "at most 1/10")}
+GOALS = dict.fromkeys((RAY_TRAIN, RAY_ELASTIC, TORCHRUN), (0.1, "at most 1/10"))
 AT_MOST_S = 1.0
 MAX_FAILURES = 10
 """Maximum number of failures of one contender in the whole run."""
@@ -48,7 +56,9 @@ METHOD = (
     "uploaded as the code of a job. Its rank is killed and observed like the recipe's.",
     "dray: a running `python -m api` with an embedded Ray with two slots. Ray Train: "
     "`FailureConfig(max_failures=1)` and `ray.train.report` for each checkpoint, in a running "
-    "driver on a running cluster with 4 CPUs and default settings. torchrun: `--max-restarts 1`, "
+    "driver on a running cluster with 4 CPUs and default settings. Elastic: the same with "
+    "`ScalingConfig(num_workers=(1, 2))`. Replica groups: `TorchftConfig` with torchft's loop "
+    "below, without checkpoints. torchrun: `--max-restarts 1`, "
     "static rendezvous, and `torch.save` on rank 0 without fsync.",
     "torchft: fault-tolerant DDP, a lighthouse with a heartbeat timeout of 1 s (the default is "
     "5), and a launcher that restarts the dead replica immediately. Until the replica is back, "
@@ -134,14 +144,17 @@ def _start(stack: ExitStack, home: Path) -> dict[str, Callable[[], Recovery]]:
     for name in ("dray", "ray", "torchrun", "torchft"):
         (home / name).mkdir()
     ours = stack.enter_context(contenders.dray(home / "dray"))
-    turns = {
+    ray_train = stack.enter_context(contenders.ray_train(home / "ray"))
+    turns: dict[str, Callable[[], Recovery]] = {
         KILL: ours.killed,
         SCRIPT: ours.killed_of_script,
-        RAY_TRAIN: stack.enter_context(contenders.ray_train(home / "ray")).turn,
+        **{label: partial(ray_train.turn, mode) for label, mode in RAY_TRAINS.items()},
         TORCHRUN: Torchrun(home / "torchrun").turn,
     }
     if contenders.has_torchft():
         turns[TORCHFT] = stack.enter_context(contenders.torchft(home / "torchft")).turn
+    else:
+        del turns[RAY_REPLICAS]
     return turns | {DRILL: ours.drilled}
 
 

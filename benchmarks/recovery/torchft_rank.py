@@ -1,10 +1,12 @@
 """One replica of torchft's fault-tolerant DDP, with the same model and data.
 
-It trains until it is terminated. torchft transfers the survivor's state to a replacement.
+It trains until it is terminated or told to end. torchft transfers the survivor's state to a
+replacement.
 """
 
 # No postponed annotations, because DDP inspects the annotations of its hook.
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ class Parallel(DistributedDataParallel):  # type: ignore[misc]  # torchft has no
         return done
 
 
-def main(folder: Path, rank: int) -> None:
+def main(folder: Path, rank: int, is_over: Callable[[], bool] = lambda: False) -> None:
     model = build_model()
     wrapped = make_optimizer(model)
 
@@ -61,7 +63,7 @@ def main(folder: Path, rank: int) -> None:
     optimizer = Optimizer(manager, wrapped)
     loss_of = nn.CrossEntropyLoss()
     samples, log = Samples(), CommitLog(folder, rank)
-    while True:
+    while not is_over():
         done = manager.current_step()
         inputs, targets = samples.of(done + 1, rank, NUM_RANKS)
         optimizer.zero_grad()
@@ -70,6 +72,7 @@ def main(folder: Path, rank: int) -> None:
         if manager.current_step() > done:
             # The group's number, for which torchft has no public name.
             log.committed(manager.current_step(), manager._quorum_id)
+    manager.shutdown()
 
 
 if __name__ == "__main__":

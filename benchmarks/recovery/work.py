@@ -16,6 +16,10 @@ NUM_STEPS: Final = 120
 SAVE_EVERY_STEPS: Final = 20
 GLOBAL_BATCH_SIZE: Final = 128
 SCRIPT: Final = "prepared_script.py"
+FIXED, ELASTIC, REPLICA_GROUPS = "fixed", "elastic", "replica groups"
+"""Modes of Ray Train."""
+WHOLE: Final = "whole"
+"""The file in a turn's folder that tells torchft's replicas under Ray Train to end."""
 
 
 def job(
