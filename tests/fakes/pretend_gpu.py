@@ -203,6 +203,12 @@ class Event:
         self.stream.catch_up(self.behind)
 
     def query(self) -> bool:
+        """Whether nothing before the event is left to do. Copies on the compute stream are
+        delivered late, but the compute stream itself does not wait for them."""
+        if stuck.is_set():
+            return False
+        if self.stream is COMPUTING:
+            return True
         return not any(each in self.stream.waiting for each in self.behind)
 
     def elapsed_time(self, later: Event) -> float:

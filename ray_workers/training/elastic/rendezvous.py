@@ -165,6 +165,7 @@ class RendezvousHandler:
                 time.sleep(WATCH_S)
                 late = late + 1 if is_wanted() else 0
                 if late > LOOKS_BEFORE_CUT:
+                    process_group.abort(is_wanted)
                     self._connections.cut(is_wanted)
 
         self._watcher = threading.Thread(target=watch, name="dray-cutting", daemon=True)
@@ -197,9 +198,14 @@ class RendezvousHandler:
         follow."""
         if isinstance(error, GroupChanged):
             return True
-        if isinstance(error, PartsLostError) or self._device.type != "cpu":
-            return False  # a group on GPUs does not recover in place
-        return bool(self._prefix) and not self.is_alone and cause_of(error) is Cause.WORKER_LOST
+        if isinstance(error, PartsLostError) or not self._prefix or self.is_alone:
+            return False
+        # Results of aborted operations can cause any error.
+        return process_group.is_broken() or cause_of(error) is Cause.WORKER_LOST
+
+    def break_group(self) -> None:
+        """Abort the operations of a broken group on GPUs, so that the device responds again."""
+        process_group.abort()
 
     def follow(self, error: BaseException) -> None:
         """Leave the broken group, and join the next round.
@@ -217,7 +223,8 @@ class RendezvousHandler:
     def _take_assignment(self, limit_s: float) -> None:
         known = max(self.assignment.generation, 0)
         self._until(lambda: self._page.wanted > known, limit_s)
-        self.assignment = heartbeat.announced(self._prefix)
+        with process_group.one_at_a_time:
+            self.assignment = heartbeat.announced(self._prefix)
         self._spool.take(self.assignment)
         self._page.enter(RankPhase.JOINING, TimeCategory.RECOVERING)
 

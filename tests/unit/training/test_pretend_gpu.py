@@ -344,7 +344,7 @@ def run_pretended(
 
 
 @pytest.mark.parametrize(
-    "name", ["replicated", soak("exact"), soak("shard"), soak("tensor"), soak("pipeline")]
+    "name", ["shard", soak("tensor"), soak("pipeline"), soak("context")]
 )
 def test_a_rank_that_is_lost_ends_the_group_and_leaves_nothing_that_was_not_computed(
     name: str, tmp_path: Path, sources: dict[str, str]

@@ -26,6 +26,7 @@ from ray_workers.training.parallel.data_parallel.compression import (
     compressed_or_plain,
     takes_momentum,
 )
+from ray_workers.training.elastic import process_group
 from ray_workers.training.parallel.gradients import GradientEngine
 from ray_workers.training.parallel.model_parallel.device_mesh import Context, Mesh
 from ray_workers.training.parallel.model_parallel.model_parallel import ModelParallel
@@ -59,9 +60,12 @@ class Zero1Step(OptimizerStep):
     def step(self, lr: float) -> Tensor:
         asked = torch.full_like(self._one, float(self._is_asked_to_leave()))
         dist.all_reduce(asked)
-        self.preemption_requested = bool(asked > 0.0)
+        is_requested = bool(asked > 0.0)
+        process_group.wait_for_results(self._one.device)
+        self.preemption_requested = is_requested
         self.is_torn = True
         norm = super().step(lr)
+        process_group.wait_for_results(self._one.device)
         self.is_torn = False
         return norm
 

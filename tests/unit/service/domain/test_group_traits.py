@@ -23,14 +23,14 @@ def why_never(changes: dict[str, Any], *, workers: int = 2, gpus: bool = False) 
     ("changes", "kind", "may"),
     [
         (RECIPE, {}, True),
-        (RECIPE, {"has_gpus": True}, False),
+        (RECIPE, {"has_gpus": True}, True),
         (SCRIPT, {}, True),
         (SCRIPT, {"num_workers": 1}, False),
         (SCRIPT, {"has_gpus": True}, False),
         ({"script": {"entrypoint": "train.py", "framework": "jax"}}, {}, False),
     ],
 )
-def test_a_script_of_one_program_on_cpu_may_recover(
+def test_recipes_and_on_cpu_scripts_of_one_program_may_recover(
     changes: dict[str, Any], kind: dict[str, Any], may: bool
 ) -> None:
     document = JobSpec.model_validate({"resources": {"num_workers": 2}} | changes)
@@ -60,7 +60,14 @@ def test_a_group_that_keeps_its_state_in_memory_recovers_and_goes_back() -> None
         (SCRIPT, {}, "only if it calls dray.train.prepare"),
         (SCRIPT, {"workers": 1}, "only if it calls dray.train.prepare"),
         (RECIPE, {"workers": 1}, "no other rank holds its state"),
-        (RECIPE, {"gpus": True}, "in the middle of a step"),
+        (RECIPE | {"parallel": {"balance": "auto"}}, {"gpus": True}, "with parallel.balance"),
+        (RECIPE | {"train": {"measure_noise": True}}, {"gpus": True}, "with train.measure_noise"),
+        (
+            RECIPE | {"sync": {"compression": {"name": "fp16"}}},
+            {"gpus": True},
+            "with sync.compression",
+        ),
+        (RECIPE | {"sync": {"kind": "gossip"}}, {"gpus": True}, "with this kind of sync"),
         (
             RECIPE | {"parallel": {"shard": 2}, "checkpoint": {"in_memory": "off"}},
             {},

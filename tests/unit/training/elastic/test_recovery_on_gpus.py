@@ -1,0 +1,76 @@
+"""A rank of a group on pretended GPUs dies and the others continue: the weights are the same as
+without the loss. The operations follow the rules of NCCL (`tests.fakes.pretend_nccl`)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_workers.shared.contracts import RankTask
+from tests.fakes import pretend_gpu, pretend_nccl
+from tests.marks import ONE_SET, soak, soak_but
+from tests.unit.training.elastic.test_recovery import (
+    POINTS,
+    RANK_0_ONLY,
+    Fault,
+    assert_same,
+    small,
+)
+from tests.unit.training.ranks import replaced, run_ranks
+
+
+class OnGpu:
+    """Installs the pretended GPU, and then prepares a fault."""
+
+    def __init__(self, then: Callable[[RankTask], None] | None = None) -> None:
+        self.then = then
+
+    def __call__(self, task: RankTask) -> None:
+        pretend_nccl.install()
+        if self.then is not None:
+            self.then(task)
+
+
+def train(
+    home: Path,
+    document: dict[str, Any],
+    fault: Callable[[RankTask], None] | None = None,
+    **more: Any,
+) -> list[int | None]:
+    num = document["resources"]["num_workers"]
+    return run_ranks(
+        home, document, world_size=num, device=pretend_gpu.NAME, before=OnGpu(fault), **more
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The home of a run without faults, created once for each kind of group."""
+
+    @functools.cache
+    def run(kind: str) -> Path:
+        home = tmp_path_factory.mktemp("undisturbed")
+        document = KINDS[kind]
+        assert train(home, document) == [0] * document["resources"]["num_workers"]
+        return home
+
+    return run
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "replicated": small(2),
+}
+
+
+@pytest.mark.parametrize("point", sorted(POINTS))
+def test_a_lost_rank_of_a_group_on_gpus_is_replaced(
+    point: str, tmp_path: Path, undisturbed: Callable[[str], Path]
+) -> None:
+    rank = 0 if point in RANK_0_ONLY else 1
+    codes = train(tmp_path, KINDS["replicated"], Fault(rank, point), recovers=True)
+    assert (codes, replaced(tmp_path)) == ([0, 0], [rank])
+    assert_same(tmp_path, undisturbed("replicated"))
