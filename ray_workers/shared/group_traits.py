@@ -73,6 +73,8 @@ def why_not_on_gpus(document: JobSpec) -> str | None:
     if document.federated is not None or not isinstance(document.sync, AllReduce | None):
         kind = "federated rounds" if document.federated is not None else "this kind of sync"
         return f"a group on GPUs with {kind} does not recover in place"
+    if document.is_divided:
+        return "a group on GPUs whose ranks divide a model does not recover in place"
     changes_early = {
         "sync.compression": document.compression is not None,
         "parallel.balance": document.parallel.balance != "even",
@@ -85,3 +87,9 @@ def why_not_on_gpus(document: JobSpec) -> str | None:
                 "interrupted step may already have changed its state"
             )
     return None
+
+
+def recovers_on_gpus(document: JobSpec) -> bool:
+    """Whether a group of several ranks on GPUs recovers in place."""
+    is_replicated = document.num_replicas > 1 and not document.takes_local_steps
+    return is_replicated and why_not_on_gpus(document) is None

@@ -20,9 +20,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from dray.spec import JobSpec
 from dray.train.spool import EVERYTHING, begin_count, known
 from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import AWAITING, Cause, RankTask
+from ray_workers.shared.group_traits import recovers_on_gpus
 from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment, RankPhase, TimeCategory
 from ray_workers.shared.spool_reader import spool_key
 from ray_workers.training.core.compat_torch import PrefixStore, Store, TCPStore
@@ -89,6 +91,9 @@ class RendezvousHandler:
         self._prefix = task.page_prefix
         self._page = page
         self._device = torch.device(task.device)
+        self._recovers = self._device.type == "cpu" or recovers_on_gpus(
+            JobSpec.model_validate(task.spec)
+        )
         self._connections = Connections()
         self._watcher: threading.Thread | None = None
         self._store: Store | None = None
@@ -198,7 +203,9 @@ class RendezvousHandler:
         follow."""
         if isinstance(error, GroupChanged):
             return True
-        if isinstance(error, PartsLostError) or not self._prefix or self.is_alone:
+        if isinstance(error, PartsLostError) or not self._recovers:
+            return False
+        if not self._prefix or self.is_alone:
             return False
         # Results of aborted operations can cause any error.
         return process_group.is_broken() or cause_of(error) is Cause.WORKER_LOST

@@ -23,7 +23,7 @@ from ray_workers.recipes import RECIPES
 from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import LEFT_EXIT_CODE, RankTask
 from ray_workers.shared.folders.work_dir import checkpoint_dir, output_dir
-from ray_workers.shared.group_traits import why_not_on_gpus
+from ray_workers.shared.group_traits import recovers_on_gpus
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.shared.processes.stack_writer import dump_on
 from ray_workers.training.clients.silo_ranks import is_silo, run_silo
@@ -118,7 +118,7 @@ def environment(task: RankTask, spec: JobSpec) -> dict[str, str]:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_ERROR_FILE": str(elastic_error.path_of(task)),
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-        **_nccl_variables(spec),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         "TORCHELASTIC_RESTART_COUNT": str(task.incarnation),
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": f"{task.job_id}-{task.attempt}",
@@ -155,22 +155,19 @@ def environment(task: RankTask, spec: JobSpec) -> dict[str, str]:
     if 0 < (share := spec.resources.gpus_per_worker) < 1:
         variables |= gpu_memory_cap.variables(share)
     own = spec.environment.env if spec.environment is not None else {}
-    return variables | own | dict(task.env)
+    return variables | own | dict(task.env) | _nccl_variables(task, spec)
 
 
-def _nccl_variables(spec: JobSpec) -> dict[str, str]:
-    """Return the variables that determine what torch does after an error of NCCL. torchrun sets
-    only the first one.
+def _nccl_variables(task: RankTask, spec: JobSpec) -> dict[str, str]:
+    """Return the variables that a group on GPUs needs to recover in place. A job can't change them.
 
-    If the group recovers in place, only dray aborts operations. torch's watchdog must neither abort
-    them, because their undefined results would look like valid ones, nor end the process, which
-    holds the state.
+    Only dray may abort NCCL's operations. torch's watchdog must neither abort them, because their
+    undefined results would look like valid ones, nor end the process, which holds the state.
     """
-    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-    if spec.script is not None or spec.num_replicas == 1 or why_not_on_gpus(spec) is not None:
-        return {name: os.environ.get(name, "1")}
+    if not is_gpu(torch.device(task.device)) or not recovers_on_gpus(spec):
+        return {}
     return {
-        name: "0",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
         "TORCH_NCCL_ENABLE_MONITORING": "0",
         "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
         "TORCH_NCCL_PROPAGATE_ERROR": "0",

@@ -343,9 +343,7 @@ def run_pretended(
     return run_ranks(home, document, world_size=2, device=pretend_gpu.NAME, before=before, **more)
 
 
-@pytest.mark.parametrize(
-    "name", ["shard", soak("tensor"), soak("pipeline"), soak("context")]
-)
+@pytest.mark.parametrize("name", ["shard", soak("tensor"), soak("pipeline"), soak("context")])
 def test_a_rank_that_is_lost_ends_the_group_and_leaves_nothing_that_was_not_computed(
     name: str, tmp_path: Path, sources: dict[str, str]
 ) -> None:

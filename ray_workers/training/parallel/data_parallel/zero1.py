@@ -22,11 +22,11 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from ray_workers.training.elastic import process_group
 from ray_workers.training.parallel.data_parallel.compression import (
     compressed_or_plain,
     takes_momentum,
 )
-from ray_workers.training.elastic import process_group
 from ray_workers.training.parallel.gradients import GradientEngine
 from ray_workers.training.parallel.model_parallel.device_mesh import Context, Mesh
 from ray_workers.training.parallel.model_parallel.model_parallel import ModelParallel

@@ -69,6 +69,11 @@ def test_a_group_that_keeps_its_state_in_memory_recovers_and_goes_back() -> None
         ),
         (RECIPE | {"sync": {"kind": "gossip"}}, {"gpus": True}, "with this kind of sync"),
         (
+            {**RECIPE, "resources": {"num_workers": 4}, "parallel": {"shard": 2}},
+            {"workers": 4, "gpus": True},
+            "whose ranks divide a model",
+        ),
+        (
             RECIPE | {"parallel": {"shard": 2}, "checkpoint": {"in_memory": "off"}},
             {},
             "only if other ranks keep copies of their parts",

@@ -12,7 +12,7 @@ import pytest
 
 from ray_workers.shared.contracts import RankTask
 from tests.fakes import pretend_gpu, pretend_nccl
-from tests.marks import ONE_SET, soak, soak_but
+from tests.marks import soak, soak_but
 from tests.unit.training.elastic.test_recovery import (
     POINTS,
     RANK_0_ONLY,
@@ -21,6 +21,13 @@ from tests.unit.training.elastic.test_recovery import (
     small,
 )
 from tests.unit.training.ranks import replaced, run_ranks
+from tests.unit.training.test_pretend_gpu import (
+    RESNET,
+    TWO,
+    job,
+    sources,  # noqa: F401
+    with_data,
+)
 
 
 class OnGpu:
@@ -48,13 +55,16 @@ def train(
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def undisturbed(
+    tmp_path_factory: pytest.TempPathFactory,
+    sources: dict[str, str],  # noqa: F811
+) -> Callable[[str], Path]:
     """The home of a run without faults, created once for each kind of group."""
 
     @functools.cache
     def run(kind: str) -> Path:
         home = tmp_path_factory.mktemp("undisturbed")
-        document = KINDS[kind]
+        document = with_data(KINDS[kind], sources)
         assert train(home, document) == [0] * document["resources"]["num_workers"]
         return home
 
@@ -66,7 +76,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("point", sorted(POINTS))
+@pytest.mark.parametrize("point", soak_but(sorted(POINTS), short=["in the backward pass"]))
 def test_a_lost_rank_of_a_group_on_gpus_is_replaced(
     point: str, tmp_path: Path, undisturbed: Callable[[str], Path]
 ) -> None:
@@ -74,3 +84,33 @@ def test_a_lost_rank_of_a_group_on_gpus_is_replaced(
     codes = train(tmp_path, KINDS["replicated"], Fault(rank, point), recovers=True)
     assert (codes, replaced(tmp_path)) == ([0, 0], [rank])
     assert_same(tmp_path, undisturbed("replicated"))
+
+
+KINDS |= {
+    "exact": small(2) | {"elastic": {"min_workers": 1, "exact": True}},
+    "running means": job(RESNET, TWO, max_steps=16, optimizer={"name": "sgd", "momentum": 0.9}),
+    "bf16 and clipping": small(2, precision="bf16", max_grad_norm=0.5, ema={"decay": 0.9}),
+    "fp16": small(2, precision="fp16"),
+}
+EVERYWHERE = sorted(POINTS.keys() - RANK_0_ONLY)
+MATRIX = [(kind, point) for kind in sorted(KINDS.keys() - {"replicated"}) for point in EVERYWHERE]
+IN_TEST = {
+    ("running means", "in the backward pass"),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "point"), [each if each in IN_TEST else soak(*each) for each in MATRIX]
+)
+def test_each_kind_of_group_on_gpus_replaces_a_lost_rank(
+    kind: str,
+    point: str,
+    tmp_path: Path,
+    undisturbed: Callable[[str], Path],
+    sources: dict[str, str],  # noqa: F811
+) -> None:
+    rank = KINDS[kind]["resources"]["num_workers"] - 1
+    document = with_data(KINDS[kind], sources)
+    codes = train(tmp_path, document, Fault(rank, point), recovers=True)
+    assert (codes, replaced(tmp_path)) == ([0] * (rank + 1), [rank])
+    assert_same(tmp_path, undisturbed(kind))
