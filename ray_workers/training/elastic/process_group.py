@@ -75,7 +75,7 @@ def abandon() -> None:
 
 def abort(is_due: Callable[[], bool] = lambda: True) -> None:
     """Abort all operations of a group on GPUs, which wakes this process if it waits for one of
-    them. Can be called from another thread. Does nothing for gloo, whose abort wakes nobody.
+    them. Can be called from another thread. Does nothing for gloo, whose abort wakes no thread.
 
     is_due: returns whether the current group is to be aborted.
     """
@@ -83,7 +83,7 @@ def abort(is_due: Callable[[], bool] = lambda: True) -> None:
         if _broken.is_set() or not dist.is_initialized() or dist.get_backend() == "gloo":
             return
         if is_due():
-            _broken.set()  # before the operations end, so that nobody uses their results
+            _broken.set()  # before the operations end, so that no thread uses their results
             compat_torch.abort_operations()
 
 
