@@ -107,6 +107,10 @@ def wait_for_results(device: torch.device) -> None:
     end.record()
     while not end.query() and not _broken.is_set():
         time.sleep(LOOK_S)
+    _check_unbroken()
+
+
+def _check_unbroken() -> None:
     if _broken.is_set():
         raise dist.DistBackendError("NCCL communicator was aborted, because the group is broken")
 
@@ -157,7 +161,8 @@ def gathered(value: T, world_size: int) -> list[T]:
     if world_size == 1:
         return [value]
     found: list[Any] = [None] * world_size
-    dist.all_gather_object(found, value)
+    dist.all_gather_object(found, value)  # copies the results to the host, so they have arrived
+    _check_unbroken()
     return found
 
 
