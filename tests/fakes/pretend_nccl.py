@@ -112,7 +112,10 @@ def _of(group: Any) -> Communicator:
 
 
 def _abort(group: Any) -> None:
-    communicator = _of(group)
+    try:
+        communicator = _of(group)
+    except RuntimeError:  # a group of gloo for tensors in host memory
+        return
     communicator.is_aborted = True
     pretend_gpu.stuck.clear()
 
@@ -158,8 +161,9 @@ def _run_functional(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     def inner(leaf: Any) -> Any:
         if leaf.upper() in dist.ReduceOp.RedOpType.__members__ or leaf.startswith(f"{NAME}:"):
             return leaf
-        name = f"{NAME}:{leaf}"
         communicator = _of(c10d._resolve_process_group(leaf))
+        # A group of a later round can have the same name.
+        name = f"{NAME}:{_communicators.index(communicator)}:{leaf}"
         communicator.refuse_if_aborted()
         communicators.append(communicator)
         if name not in _named:

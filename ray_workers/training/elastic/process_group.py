@@ -147,6 +147,7 @@ def maxima(values: Sequence[float], device: torch.device, world_size: int) -> li
         return list(values)
     found = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    wait_for_results(device)
     return [float(one) for one in found.tolist()]
 
 

@@ -27,6 +27,8 @@ from ray_workers.shared.contracts import AWAITING, Cause, RankTask
 from ray_workers.shared.group_traits import recovers_on_gpus
 from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment, RankPhase, TimeCategory
 from ray_workers.shared.spool_reader import spool_key
+from ray_workers.training import devices
+from ray_workers.training.core import device_faults
 from ray_workers.training.core.compat_torch import PrefixStore, Store, TCPStore
 from ray_workers.training.core.errors import PartsLostError, cause_of
 from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
@@ -203,16 +205,18 @@ class RendezvousHandler:
         follow."""
         if isinstance(error, GroupChanged):
             return True
-        if isinstance(error, PartsLostError) or not self._recovers:
+        if isinstance(error, PartsLostError) or device_faults.has_fault(error):
             return False
-        if not self._prefix or self.is_alone:
+        if not self._recovers or not self._prefix or self.is_alone:
             return False
         # Results of aborted operations can cause any error.
         return process_group.is_broken() or cause_of(error) is Cause.WORKER_LOST
 
     def break_group(self) -> None:
-        """Abort the operations of a broken group on GPUs, so that the device responds again."""
+        """Abort the operations of a broken group on GPUs, and wait until they have ended, so that
+        the memory that they use can be used again."""
         process_group.abort()
+        devices.synchronize(self._device)
 
     def follow(self, error: BaseException) -> None:
         """Leave the broken group, and join the next round.

@@ -96,7 +96,9 @@ def gather(
         for piece in _pieces(tensors):
             dist.send(_packed(piece, device), dst=first)
         return []
-    return [_received(source, device) for source in others]
+    received = [_received(source, device) for source in others]
+    process_group.wait_for_results(device)
+    return received
 
 
 def _received(source: int, device: torch.device) -> dict[str, Any]:
