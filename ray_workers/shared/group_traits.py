@@ -69,12 +69,13 @@ def why_not_on_gpus(document: JobSpec) -> str | None:
     only if none of its results changes a rank's state before the rank has waited for it.
     """
     if document.script is not None:
-        return "a script whose ranks have GPUs does not recover in place"
+        return (
+            "a script whose ranks have GPUs does not recover in place, because its own operations "
+            "between ranks would return undefined values if they were aborted"
+        )
     if document.federated is not None or not isinstance(document.sync, AllReduce | None):
         kind = "federated rounds" if document.federated is not None else "this kind of sync"
         return f"a group on GPUs with {kind} does not recover in place"
-    if document.is_divided:
-        return "a group on GPUs whose ranks divide a model does not recover in place"
     changes_early = {
         "sync.compression": document.compression is not None,
         "parallel.balance": document.parallel.balance != "even",
@@ -91,5 +92,6 @@ def why_not_on_gpus(document: JobSpec) -> str | None:
 
 def recovers_on_gpus(document: JobSpec) -> bool:
     """Whether a group of several ranks on GPUs recovers in place."""
-    is_replicated = document.num_replicas > 1 and not document.takes_local_steps
-    return is_replicated and why_not_on_gpus(document) is None
+    has_copies = document.num_replicas > 1 or document.keeps_state_in_memory
+    is_alike = has_copies and not document.takes_local_steps
+    return is_alike and why_not_on_gpus(document) is None

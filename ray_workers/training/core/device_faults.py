@@ -1,8 +1,8 @@
 """Recognises errors after which a process can't use its GPU any longer, so that the process must be
 replaced. Does not import torch, because the rank of a script may have a different version of torch.
 
-The codes are those of the CUDA runtime. HIP uses the same codes. `torch.AcceleratorError` has the
-code as `error_code`; other errors, such as NCCL's, contain only the text of `cudaGetErrorString`.
+The codes and texts come from the CUDA runtime, and HIP uses the same ones. `torch.AcceleratorError`
+has the code as `error_code`; other errors, such as NCCL's, contain only the text.
 """
 
 from __future__ import annotations

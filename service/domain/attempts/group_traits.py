@@ -72,10 +72,11 @@ def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | N
         return "a single rank does not recover in place, because no other rank holds its state"
     has_servers = document.num_ranks_that_train < document.resources.num_workers
     if document.num_replicas == 1 and not document.keeps_state_in_memory:
+        rule = "{every_steps: 50}" if has_gpus else "auto"
         return (
             "ranks that divide a single model among themselves recover in place only if other "
-            "ranks keep copies of their parts: set checkpoint.in_memory to auto, or parallel.data "
-            "to more than 1"
+            f"ranks keep copies of their parts: set checkpoint.in_memory to {rule}, or "
+            "parallel.data to more than 1"
         )
     if document.takes_local_steps:
         return (

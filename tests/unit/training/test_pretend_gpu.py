@@ -351,6 +351,7 @@ def test_a_rank_that_is_lost_ends_the_group_and_leaves_nothing_that_was_not_comp
     """NCCL reports nothing: the device of the other rank is blocked until NCCL's watchdog aborts
     it."""
     document = with_data(SHARED[name], sources)
+    document["checkpoint"] = document.get("checkpoint", {}) | {"in_memory": "off"}
     undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
     assert run_pretended(undisturbed, document) == [0, 0]
     codes = run_pretended(disturbed, document, before=lose_rank_1)

@@ -54,6 +54,19 @@ def test_a_group_that_keeps_its_state_in_memory_recovers_and_goes_back() -> None
     assert not traits(RECIPE | {"resources": {"num_workers": 2}}).goes_back
 
 
+@pytest.mark.parametrize("axis", ["shard", "tensor", "context", "pipeline"])
+def test_a_divided_model_on_gpus_recovers_from_replicas_or_explicit_copies(axis: str) -> None:
+    document = {"recipe": "language_model", "data": {"source": "file:///a.txt"}}
+    document |= {"parallel": {axis: 2}, "resources": {"num_workers": 2, "gpus_per_worker": 1}}
+    copied = document | {"checkpoint": {"in_memory": {"every_steps": 5}}}
+    said = why_never(document, gpus=True)
+    assert said is not None
+    assert "checkpoint.in_memory to {every_steps: 50}" in said
+    assert why_never(copied, gpus=True) is None
+    resources = {"num_workers": 4, "gpus_per_worker": 1}
+    assert why_never(document | {"resources": resources}, gpus=True, workers=4) is None
+
+
 @pytest.mark.parametrize(
     ("changes", "kind", "said"),
     [
@@ -68,11 +81,6 @@ def test_a_group_that_keeps_its_state_in_memory_recovers_and_goes_back() -> None
             "with sync.compression",
         ),
         (RECIPE | {"sync": {"kind": "gossip"}}, {"gpus": True}, "with this kind of sync"),
-        (
-            {**RECIPE, "resources": {"num_workers": 4}, "parallel": {"shard": 2}},
-            {"workers": 4, "gpus": True},
-            "whose ranks divide a model",
-        ),
         (
             RECIPE | {"parallel": {"shard": 2}, "checkpoint": {"in_memory": "off"}},
             {},

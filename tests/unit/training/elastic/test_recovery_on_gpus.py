@@ -102,14 +102,9 @@ KINDS |= {
 }
 EVERYWHERE = sorted(POINTS.keys() - RANK_0_ONLY)
 MATRIX = [(kind, point) for kind in sorted(KINDS.keys() - {"replicated"}) for point in EVERYWHERE]
-IN_TEST = {
-    ("running means", "in the backward pass"),
-}
 
 
-@pytest.mark.parametrize(
-    ("kind", "point"), [each if each in IN_TEST else soak(*each) for each in MATRIX]
-)
+@pytest.mark.parametrize(("kind", "point"), [soak(*each) for each in MATRIX])
 def test_each_kind_of_group_on_gpus_replaces_a_lost_rank(
     kind: str,
     point: str,
