@@ -15,7 +15,14 @@ from torch import nn
 from ray_workers.training.core.faultpoints import FaultPoint, arm_with
 from ray_workers.training.loop.trainer import Trainer
 from tests.marks import soak
-from tests.unit.training.elastic.test_recovery import POINTS, RANK_0_ONLY, Fault, die, once
+from tests.unit.training.elastic.test_recovery import (
+    POINTS,
+    RANK_0_ONLY,
+    Fault,
+    _at,
+    die,
+    once,
+)
 from tests.unit.training.elastic.test_recovery_on_gpus import train
 from tests.unit.training.jobs import assert_same, series, weights
 from tests.unit.training.parallel.test_model_parallel import brief
@@ -82,6 +89,7 @@ def _die_at_gradient(layer: nn.Module, inputs: Any, output: Any) -> None:
 OF_DIVIDED: dict[str, Callable[[int], None]] = {
     **{name: point for name, point in POINTS.items() if name != "in the backward pass"},
     IN_LAYER: _in_layer,
+    "before the losses are added up": _at(FaultPoint.BACKWARD_DONE),
 }
 
 
