@@ -68,11 +68,6 @@ def why_not_on_gpus(document: JobSpec) -> str | None:
     On a GPU, the result of an operation that was aborted is undefined. Therefore, a group recovers
     only if none of its results changes a rank's state before the rank has waited for it.
     """
-    if document.script is not None:
-        return (
-            "a script whose ranks have GPUs does not recover in place, because its own operations "
-            "between ranks would return undefined values if they were aborted"
-        )
     if document.federated is not None or not isinstance(document.sync, AllReduce | None):
         kind = "federated rounds" if document.federated is not None else "this kind of sync"
         return f"a group on GPUs with {kind} does not recover in place"
@@ -91,7 +86,10 @@ def why_not_on_gpus(document: JobSpec) -> str | None:
 
 
 def recovers_on_gpus(document: JobSpec) -> bool:
-    """Whether a group of several ranks on GPUs recovers in place."""
+    """Whether a group of several ranks on GPUs recovers in place. A script must also call
+    `train.prepare`."""
+    if document.script is not None:
+        return not document.is_divided
     has_copies = document.num_replicas > 1 or document.keeps_state_in_memory
     is_alike = has_copies and not document.takes_local_steps
     return is_alike and why_not_on_gpus(document) is None

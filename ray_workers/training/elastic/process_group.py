@@ -107,11 +107,12 @@ def wait_for_results(device: torch.device) -> None:
     end.record()
     while not end.query() and not _broken.is_set():
         time.sleep(LOOK_S)
-    _check_unbroken()
+    check_unbroken()
 
 
-def _check_unbroken() -> None:
-    if _broken.is_set():
+def check_unbroken() -> None:
+    """Raise DistBackendError if the operations of the current group were aborted."""
+    if _broken.is_set() and dist.is_initialized():
         raise dist.DistBackendError("NCCL communicator was aborted, because the group is broken")
 
 
@@ -163,7 +164,7 @@ def gathered(value: T, world_size: int) -> list[T]:
         return [value]
     found: list[Any] = [None] * world_size
     dist.all_gather_object(found, value)  # copies the results to the host, so they have arrived
-    _check_unbroken()
+    check_unbroken()
     return found
 
 

@@ -23,7 +23,6 @@ from ray_workers.recipes import RECIPES
 from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import LEFT_EXIT_CODE, RankTask
 from ray_workers.shared.folders.work_dir import checkpoint_dir, output_dir
-from ray_workers.shared.group_traits import recovers_on_gpus
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.shared.processes.stack_writer import dump_on
 from ray_workers.training.clients.silo_ranks import is_silo, run_silo
@@ -158,24 +157,7 @@ def environment(task: RankTask, spec: JobSpec) -> dict[str, str]:
     if 0 < (share := spec.resources.gpus_per_worker) < 1:
         variables |= gpu_memory_cap.variables(share)
     own = spec.environment.env if spec.environment is not None else {}
-    return variables | own | dict(task.env) | _nccl_variables(task, spec)
-
-
-def _nccl_variables(task: RankTask, spec: JobSpec) -> dict[str, str]:
-    """Return the variables that a group on GPUs needs to recover in place. A job can't change them.
-
-    Only dray may abort NCCL's operations. torch's watchdog must neither abort them, because their
-    undefined results would look like valid ones, nor end the process, which holds the state.
-    """
-    if not is_gpu(torch.device(task.device)) or not recovers_on_gpus(spec):
-        return {}
-    return {
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-        "TORCH_NCCL_ENABLE_MONITORING": "0",
-        "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
-        "TORCH_NCCL_PROPAGATE_ERROR": "0",
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-    }
+    return variables | own | dict(task.env)
 
 
 def _enter(task: RankTask, spec: JobSpec) -> None:

@@ -94,4 +94,4 @@ def may_recover(document: JobSpec, *, num_workers: int, has_gpus: bool) -> bool:
         return why_never(document, num_workers=num_workers, has_gpus=has_gpus) is None
     is_one_program = script.framework == "torch" and not script.roles
     # If the model is divided, no rank has the complete state.
-    return is_one_program and not document.is_divided and num_workers > 1 and not has_gpus
+    return is_one_program and not document.is_divided and num_workers > 1

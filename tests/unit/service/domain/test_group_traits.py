@@ -26,11 +26,11 @@ def why_never(changes: dict[str, Any], *, workers: int = 2, gpus: bool = False) 
         (RECIPE, {"has_gpus": True}, True),
         (SCRIPT, {}, True),
         (SCRIPT, {"num_workers": 1}, False),
-        (SCRIPT, {"has_gpus": True}, False),
+        (SCRIPT, {"has_gpus": True}, True),
         ({"script": {"entrypoint": "train.py", "framework": "jax"}}, {}, False),
     ],
 )
-def test_recipes_and_on_cpu_scripts_of_one_program_may_recover(
+def test_recipes_and_scripts_of_one_program_may_recover(
     changes: dict[str, Any], kind: dict[str, Any], may: bool
 ) -> None:
     document = JobSpec.model_validate({"resources": {"num_workers": 2}} | changes)

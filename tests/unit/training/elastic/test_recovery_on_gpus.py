@@ -169,6 +169,7 @@ def test_a_rank_that_can_not_use_its_gpu_is_replaced(
     assert_same(tmp_path, undisturbed("replicated"))
 
 
+@SOAK
 def test_a_failed_assertion_in_a_kernel_is_the_users_error(tmp_path: Path) -> None:
     fault = DeviceFault(1, ASSERT, FaultPoint.BACKWARD_DONE)
     codes = train(tmp_path, KINDS["replicated"], fault, recovers=True, ends_with_error=True)
