@@ -33,8 +33,9 @@ class Checkpoint(Document):
     """Whether the workers of a divided model also keep its newest state in host memory, on
     themselves and on other workers, so that a lost worker is replaced without reading a checkpoint.
     `auto` keeps copies if the workers divide a single model on CPUs, and chooses the interval so
-    that copying takes at most 1% of the time. All other groups don't keep copies, because their
-    workers already hold replicas of the state, or can't recover in place."""
+    that copying takes at most 1% of the time. Groups on GPUs keep copies only if an interval is
+    set, because `auto` has not been measured on GPUs. All other groups don't keep copies, because
+    their workers already hold replicas of the state, or can't recover in place."""
     best: MetricName | None = None
     """Metric that selects the best checkpoint. Losses, errors and perplexity are minimised; all
     other metrics are maximised."""

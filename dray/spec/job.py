@@ -212,8 +212,10 @@ class JobSpec(Document):
     @property
     def keeps_state_in_memory(self) -> bool:
         """Whether each rank's share of a divided model is copied to the memory of other ranks."""
-        may_keep = copies.why_no_state_in_memory(self) is None
-        return self.checkpoint.in_memory != "off" and may_keep
+        rule = self.checkpoint.in_memory
+        if rule == "off" or (rule == "auto" and self.resources.gpus_per_worker):
+            return False
+        return copies.why_no_state_in_memory(self) is None
 
     @property
     def num_replicas(self) -> int:

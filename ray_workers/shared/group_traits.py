@@ -7,6 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dray.spec import JobSpec
+from dray.spec.training.sync import AllReduce
+
 
 @dataclass(frozen=True)
 class GroupTraits:
@@ -56,3 +59,37 @@ class GroupTraits:
     hang_limit_s: float | None
     """Number of seconds without progress after which a script counts as hung; None if its document
     does not set a limit."""
+
+
+def why_not_on_gpus(document: JobSpec) -> str | None:
+    """Return the reason why a group on GPUs does not recover in place although the same group on
+    CPU does; None if it does.
+
+    On a GPU, the result of an operation that was aborted is undefined. Therefore, a group recovers
+    only if none of its results changes a rank's state before the rank has waited for it.
+    """
+    if document.federated is not None or not isinstance(document.sync, AllReduce | None):
+        kind = "federated rounds" if document.federated is not None else "this kind of sync"
+        return f"a group on GPUs with {kind} does not recover in place"
+    changes_early = {
+        "sync.compression": document.compression is not None,
+        "parallel.balance": document.parallel.balance != "even",
+        "train.measure_noise": document.train.measure_noise,
+    }
+    for field, is_set in changes_early.items():
+        if is_set:
+            return (
+                f"a group on GPUs with {field} does not recover in place, because results of an "
+                "interrupted step may already have changed its state"
+            )
+    return None
+
+
+def recovers_on_gpus(document: JobSpec) -> bool:
+    """Whether a group of several ranks on GPUs recovers in place. A script must also call
+    `train.prepare`."""
+    if document.script is not None:
+        return not document.is_divided
+    has_copies = document.num_replicas > 1 or document.keeps_state_in_memory
+    is_alike = has_copies and not document.takes_local_steps
+    return is_alike and why_not_on_gpus(document) is None

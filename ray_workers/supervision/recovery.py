@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Callable, Collection, Coroutine, Sequence, Set
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
-from ray_workers.shared.contracts import AttemptSpec
+from ray_workers.shared.contracts import AttemptSpec, Frame
 from ray_workers.shared.frames import LossKind, RegroupedReport, ResizedReport
 from ray_workers.shared.heartbeat import RankStatus
 from ray_workers.shared.processes.machine_speed import MachineSpeed
@@ -108,9 +109,10 @@ class RecoveryController:
             self._nodes.forget(dead)
             ranks = {(member.index, member.incarnation): member.rank for member in lost}
             ends = [member.end for member in lost]
+            errors = errors_of(await self._nodes.errors(), ranks)
             why_not = recovery_rules.refused(
                 ends,
-                errors_of(await self._nodes.errors(), ranks),
+                errors,
                 num_holders=await self.num_holders(),
                 without_a_step=self.state.without_a_step,
                 servers=self._traits.state_holders,
@@ -121,7 +123,7 @@ class RecoveryController:
                 print(f"not recovered in place: {why_not}", flush=True)  # noqa: T201
                 return False
             self.state = replace(self.state, without_a_step=self.state.without_a_step + 1)
-            await self.begin(ends, began_at, kind)
+            await self.begin(ends, began_at, kind, errors)
             try:
                 return await self.form(GroupChange(lost=lost, dead_nodes=dead))
             except NOT_STARTED:
@@ -150,18 +152,24 @@ class RecoveryController:
             await asyncio.sleep(self._timings.ask_again_pause_s)
 
     async def begin(
-        self, lost: Sequence[RankExit], began_at: float, kind: LossKind | None = None
+        self,
+        lost: Sequence[RankExit],
+        began_at: float,
+        kind: LossKind | None = None,
+        errors: Mapping[int, Frame] = MappingProxyType({}),
     ) -> None:
         """Start the transition of the group to its next round. `kind` is the kind of loss to
-        report, or None if only the size changes."""
+        report, or None if only the size changes. `errors` contains the ERROR frames of the lost
+        ranks."""
         observations = await self._nodes.observations()
         furthest_step = max((one.status.step for one in observations), default=0)
         self.state = self.state.begin([end.rank for end in lost], began_at, furthest_step)
         if kind is not None:
             why_slow = self._speed.why()
-            self._reporter.report(
-                recovery_rules.loss_report(lost, kind, self.state.round, self._traits, why_slow)
+            report = recovery_rules.loss_report(
+                lost, kind, self.state.round, self._traits, why_slow, errors
             )
+            self._reporter.report(report)
 
     # The next round.
 

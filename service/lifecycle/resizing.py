@@ -131,7 +131,7 @@ def spare(
     they should be released.
 
     Only groups that recover in place can release slots, because they continue in the same
-    processes. Groups on GPUs can't recover in place. A script can be asked even if it has not
+    processes. Groups on GPUs have a fixed size. A script can be asked even if it has not
     called `train.prepare`, because these calls are not recorded. A script that has not called
     `train.prepare` keeps its slots.
     """

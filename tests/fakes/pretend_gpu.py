@@ -5,7 +5,8 @@ Its tensors hold CPU tensors. As on a GPU:
 - operands on different devices are an error, except for CPU scalars where CUDA accepts them;
 - a non-blocking copy to the host is complete only after synchronizing with a later event or the
   device; on a separate stream it reads its source as late as possible;
-- after a communicator has failed, the device is stuck: any wait for it never returns.
+- after a communicator has failed, the device is stuck: any wait for it never returns;
+- after `fail`, all operations raise, as after an error that makes the context unusable.
 
 `install` registers it as torch's device `pretend` in this process, permanently, so call it in a
 separate process. See torch.utils.backend_registration for the requirements of a device in Python.
@@ -25,6 +26,8 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from tests.fakes import pretend_guard
 
 NAME = "pretend"
 aten = torch.ops.aten
@@ -105,6 +108,7 @@ def _restored(raw: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Pre
 
 def run(func: Any, args: Any, kwargs: dict[str, Any], *, leaves: bool = False) -> Any:
     """Run an operator on the backing tensors. leaves: whether the result is on the host."""
+    check()
     known: dict[int, Tensor] = {}
 
     def held(tensor: Tensor) -> Tensor:
@@ -164,6 +168,7 @@ class Stream:
     def catch_up(self, until: Sequence[Callable[[], None]] | None = None) -> None:
         """Complete the waiting copies, or only the ones in `until`. Never returns if the device is
         stuck."""
+        check()
         while stuck.is_set():
             time.sleep(0.01)
         with self._lock:
@@ -203,6 +208,13 @@ class Event:
         self.stream.catch_up(self.behind)
 
     def query(self) -> bool:
+        """Whether nothing before the event is left to do. Copies on the compute stream are
+        delivered late, but the compute stream itself does not wait for them."""
+        check()
+        if stuck.is_set():
+            return False
+        if self.stream is COMPUTING:
+            return True
         return not any(each in self.stream.waiting for each in self.behind)
 
     def elapsed_time(self, later: Event) -> float:
@@ -213,6 +225,23 @@ class Event:
 COMPUTING = Stream()
 stuck = threading.Event()
 """Whether the device is stuck."""
+_failed: list[tuple[int, str]] = []
+
+
+def fail(code: int, text: str) -> None:
+    """Make this operation, and all later ones, raise a `torch.AcceleratorError`."""
+    _failed.append((code, text))
+    check()
+
+
+def check() -> None:
+    if _failed:
+        code, text = _failed[0]
+        error = torch.AcceleratorError(f"CUDA error: {text}\nCUDA kernel errors might be late")
+        error.error_code = code  # type: ignore[attr-defined]
+        raise error
+
+
 _current = threading.local()
 
 
@@ -293,7 +322,8 @@ def install(_: object = None) -> None:
     """Register the device in this process."""
     if _library:
         return
-    _setup_privateuseone_for_python_backend(NAME, _Module())
+    _setup_privateuseone_for_python_backend(NAME, _Module(), device_guard=pretend_guard.Guard())
+    pretend_guard.raise_kept_errors()
     library = torch.library.Library("aten", "IMPL")
     _library.append(library)  # keeps the registrations alive
     for factory in _FACTORIES:

@@ -3,9 +3,10 @@
 It follows the rules of NCCL that gloo doesn't have:
 
 - only tensors on the device are accepted, and receiving from any source is not supported;
-- an operation whose peer is gone doesn't raise: it never completes on the device, until the
-  watchdog aborts the process;
-- `abort` wakes all threads that wait in an operation, and the communicator is unusable afterwards.
+- an operation whose peer is gone doesn't raise: it never completes on the device, until it is
+  aborted or, unless TORCH_NCCL_ASYNC_ERROR_HANDLING is 0, until the watchdog aborts the process;
+- `abort` wakes all threads that wait in an operation or for the device. Operations that were not
+  done complete with undefined results, and the communicator is unusable afterwards.
 
 `install` makes it the default backend of the pretended device in this process.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -45,16 +46,21 @@ class Communicator:
         self.inner._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
         self.is_aborted = False
 
-    def wait(self, work: Any) -> None:
-        """Wait until it is done. Doesn't raise if a peer is gone."""
-        waiting = threading.Thread(target=self._wait, args=(work,), daemon=True)
+    def wait(self, work: Any, results: Sequence[Tensor] = ()) -> None:
+        """Wait until it is done. If a peer is gone or it is aborted, doesn't raise, but the results
+        are undefined."""
+        done: list[bool] = []
+        waiting = threading.Thread(target=self._wait, args=(work, done), daemon=True)
         waiting.start()
         while waiting.is_alive() and not self.is_aborted:
             waiting.join(LOOK_S)
+        if not done:
+            _spoil(results)
 
-    def _wait(self, work: Any) -> None:
+    def _wait(self, work: Any, done: list[bool]) -> None:
         try:
             work.wait()
+            done.append(True)
         except RuntimeError:
             if not self.is_aborted:
                 _lose_peer()
@@ -68,7 +74,13 @@ def _lose_peer() -> None:
     """Stop the device's progress and let the watchdog end the process."""
     if not pretend_gpu.stuck.is_set():
         pretend_gpu.stuck.set()
-        threading.Timer(WATCHDOG_S, os.abort).start()
+        if os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") != "0":
+            threading.Timer(WATCHDOG_S, os.abort).start()
+
+
+def _spoil(results: Sequence[Tensor]) -> None:
+    for tensor in results:
+        tensor.held.detach().fill_(-3)
 
 
 _communicators: list[Communicator] = []
@@ -100,7 +112,12 @@ def _of(group: Any) -> Communicator:
 
 
 def _abort(group: Any) -> None:
-    _of(group).is_aborted = True
+    try:
+        communicator = _of(group)
+    except RuntimeError:  # a group of gloo for tensors in host memory
+        return
+    communicator.is_aborted = True
+    pretend_gpu.stuck.clear()
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -120,14 +137,14 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     plain_args, plain_kwargs = tree_map_only(PretendTensor, lambda t: t.held, (args, kwargs))
     swap: Callable[[Any], Any] = lambda leaf: inner if _is_group(leaf) else leaf  # noqa: E731
     swapped = {key: swap(value) for key, value in plain_kwargs.items()}
-    made = _launched(func, *map(swap, plain_args), **swapped)
+    made = _launched(communicator, func, *map(swap, plain_args), **swapped)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, PretendTensor)]
     *given, boxed = made if isinstance(made, tuple) else (made,)
     work = dist._Work.unbox(boxed)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, PretendTensor)]
     if name in _POINT_TO_POINT:
-        ours = c10d.PythonCallbackWork(lambda _: communicator.wait(work) or True).boxed()
+        ours = c10d.PythonCallbackWork(lambda _: communicator.wait(work, tensors) or True).boxed()
     else:
-        communicator.wait(work)
+        communicator.wait(work, tensors)
         done: torch.futures.Future[Any] = torch.futures.Future()
         done.set_result(tensors)
         ours = c10d._create_work_from_future(done).boxed()
@@ -139,12 +156,16 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def _run_functional(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run a functional collective (used by DTensors), which names its group."""
 
+    communicators: list[Communicator] = []
+
     def inner(leaf: Any) -> Any:
         if leaf.upper() in dist.ReduceOp.RedOpType.__members__ or leaf.startswith(f"{NAME}:"):
             return leaf
-        name = f"{NAME}:{leaf}"
         communicator = _of(c10d._resolve_process_group(leaf))
+        # A group of a later round can have the same name.
+        name = f"{NAME}:{_communicators.index(communicator)}:{leaf}"
         communicator.refuse_if_aborted()
+        communicators.append(communicator)
         if name not in _named:
             group = communicator.inner
             group._set_group_name(name)
@@ -153,23 +174,29 @@ def _run_functional(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return name
 
     def run() -> Any:
-        made = pretend_gpu.run(func, *tree_map_only(str, inner, (args, kwargs)))
+        made = pretend_gpu.run(func, *named)
         for tensor in tree_flatten(made)[0]:
             torch.ops._c10d_functional.wait_tensor(tensor.held)
         return made
 
-    return _launched(run)
+    named = tree_map_only(str, inner, (args, kwargs))
+    return _launched(communicators[0] if communicators else None, run)
 
 
-def _launched(operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return gloo's result. Where gloo raises because a peer is gone, this never returns."""
+def _launched(
+    communicator: Communicator | None, operation: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Return gloo's result. Where gloo raises because a peer is gone, wait until the communicator
+    is aborted."""
     try:
         return operation(*args, **kwargs)
     except RuntimeError as error:
         if isinstance(error, dist.DistBackendError) or cause_of(error) is not Cause.WORKER_LOST:
             raise
-        _lose_peer()
-        return pretend_gpu.COMPUTING.catch_up()
+        if communicator is None or not communicator.is_aborted:
+            _lose_peer()
+            pretend_gpu.COMPUTING.catch_up()
+        raise dist.DistBackendError("NCCL communicator was aborted") from error
 
 
 def _is_group(leaf: Any) -> bool:

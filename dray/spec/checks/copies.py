@@ -106,8 +106,6 @@ def why_no_state_in_memory(spec: JobSpec) -> str | None:
             "is not needed with replicas of the model (parallel.data above 1), which hold the "
             "state of the latest step: leave it out"
         )
-    if spec.resources.gpus_per_worker:
-        return "requires gpus_per_worker 0: groups on GPUs do not recover in place"
     if spec.compression is not None:
         return "can't be combined with sync.compression, whose unsent values are not copied"
     return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
@@ -86,6 +87,14 @@ class Group(Protocol):
     def copies_differ(self) -> Exception:
         """Return the error to raise if copies that should be equal differ between ranks."""
 
+    def operating(self) -> AbstractContextManager[None]:
+        """Return a context in which the session communicates with other ranks. Entering the context
+        waits for the script's own operations on a GPU."""
+
+    def wait_for_results(self) -> None:
+        """Wait until the results of the operations in `operating` have arrived. Raises an error for
+        which `may_follow` is true if they were aborted, in which case they are undefined."""
+
     def hand_over(
         self, state: Callable[[], Mapping[str, Any]], source: int
     ) -> dict[str, Any] | None:
@@ -150,6 +159,12 @@ class SoloGroup:
 
     def copies_differ(self) -> Exception:
         return RuntimeError("the ranks have different copies of the model")
+
+    def operating(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def wait_for_results(self) -> None:
+        pass
 
     def hand_over(
         self, state: Callable[[], Mapping[str, Any]], source: int
@@ -219,4 +234,6 @@ def everyones(group: Group, mine: Sequence[int], device: torch.device) -> list[l
     own = torch.tensor(mine, dtype=torch.int64, device=device)
     all_of_them = [torch.empty_like(own) for _ in range(group.world_size)]
     dist.all_gather(all_of_them, own)
-    return [[int(number) for number in one.tolist()] for one in all_of_them]
+    found = [[int(number) for number in one.tolist()] for one in all_of_them]
+    group.wait_for_results()
+    return found

@@ -109,7 +109,6 @@ class TrainingSession(BatchState):
         """
         self._load = load
         try:
-            self.group.join()
             self._meet()
         except Exception as error:
             self._regroup(error)
@@ -216,6 +215,7 @@ class TrainingSession(BatchState):
         sample = self.trained.sample(self._ops) if self.verifies else 0
         mark = derive_seed(*done, *self._steps_of, sample) % 2**32
         result = self._exchange.run(weight, self.group.rank, mark)
+        self.group.wait_for_results()
         if not self._exchange.has_mark(result, mark, self.group.world_size):
             raise self._differing()
         return result
@@ -245,9 +245,11 @@ class TrainingSession(BatchState):
                     if self.group.world_size == 1:
                         return self._ended(())
                     self._check_handed_over()
-                    if compares:
-                        self._compare()
-                    return self._ended(run())
+                    with self.group.operating():
+                        if compares:
+                            self._compare()
+                        result = run()
+                    return self._ended(result)
                 except Exception as error:
                     self._regroup(error)
                 if self.is_void:
@@ -298,35 +300,33 @@ class TrainingSession(BatchState):
                 raise error
             self.group.follow(error)
             try:
-                self.group.join()
-                self._meet()
-                return
+                return self._meet()
             except Exception as next_error:
                 error = next_error
 
     def _meet(self) -> None:
-        """Make the ranks of a new group agree on the state. A collective.
+        """Join the group, and make its ranks agree on the state. A collective.
 
         If a rank is in an operation that the other ranks have completed, it gets the operation's
         result. A rank without a state gets the state of the current batch. If the ranks divide
         batches differently than before, the ranks that are in an exchange start the batch again.
         """
         group = self.group
-        shard = (group.rank, group.world_size)
-        is_moved = self._loaded_as is not None and self._loaded_as != shard
-        has_state = self._ops != NO_STATE
-        is_whole = has_state and self._is_anchor_whole()
-        in_batch = self._is_pending and self._count.num_global > 0
-        mine = RankStanding(self._known_ops, is_whole, is_moved, self._anchor.ops, in_batch)
-        meeting = meet(group, mine, self._exchange.device)
-        self._must_compare = group.world_size > 1
-        self.verifies = self._must_compare and meeting.newest != NO_STATE
-        if meeting.newest == NO_STATE:
-            self._begin_together()
-        else:
-            self._catch_up(meeting)
-            self._rewind(meeting)
-            self._hand_over(meeting)
+        with group.operating():
+            group.join()
+            is_moved = self._loaded_as is not None and self._loaded_as != self.shard
+            is_whole = self._ops != NO_STATE and self._is_anchor_whole()
+            in_batch = self._is_pending and self._count.num_global > 0
+            mine = RankStanding(self._known_ops, is_whole, is_moved, self._anchor.ops, in_batch)
+            meeting = meet(group, mine, self._exchange.device)
+            self._must_compare = group.world_size > 1
+            self.verifies = self._must_compare and meeting.newest != NO_STATE
+            if meeting.newest == NO_STATE:
+                self._begin_together()
+            else:
+                self._catch_up(meeting)
+                self._rewind(meeting)
+                self._hand_over(meeting)
         group.began(self.steps, is_verified=not self._must_compare)
 
     def _rewind(self, meeting: Meeting) -> None:
@@ -442,7 +442,8 @@ class TrainingSession(BatchState):
         while True:
             try:
                 self._check_handed_over()
-                self._compare()
+                with self.group.operating():
+                    self._compare()
                 self.group.finish()
                 return
             except Exception as error:

@@ -24,6 +24,8 @@ MOST_WITHOUT_A_STEP = 3
 """Maximum number of consecutive recoveries without a training step between them."""
 MOST_STARTS = 3
 """Maximum number of times that a replacement process is started for a lost rank."""
+DEVICE_LOST = "DeviceLostError"
+"""The type of the error of a rank whose process could not use its GPU any longer."""
 MOST_RESTARTS, RESTARTS_WITHIN_S = 3, 600.0
 """Maximum number of restarts of one rank of a script, and the period in seconds over which they are
 counted."""
@@ -215,11 +217,12 @@ def loss_report(
     round_number: int,
     traits: GroupTraits,
     why_slow: str,
+    errors: Mapping[int, Frame] = MappingProxyType({}),
 ) -> RegroupingReport:
     """Return the report of a loss. `lost` is empty if ranks only lost their connections. `why_slow`
-    is from `MachineSpeed.why`."""
+    is from `MachineSpeed.why`. For `errors`, see `refused`."""
     if lost:
-        reason = "; ".join(how(rank, traits.role_names) for rank in lost)
+        reason = "; ".join(how(rank, traits.role_names, errors.get(rank.rank)) for rank in lost)
     else:
         reason = "ranks lost their connections to each other, but all ranks are still running"
     goes_on = (traits.goes_on_without_lost or traits.restarted_alone) and lost
@@ -237,12 +240,14 @@ def loss_report(
     )
 
 
-def how(lost: RankExit, names: Sequence[str] = ()) -> str:
+def how(lost: RankExit, names: Sequence[str] = (), error: Frame | None = None) -> str:
     """Describe how a rank exited. `names` contains role names as returned by
-    `dray.ranks.role_names`."""
+    `dray.ranks.role_names`. `error` is the ERROR frame that the rank wrote."""
     rank = f"rank {with_role(lost.rank, names)}"
     if lost.exit_code is None:
         return f"the worker of {rank} vanished"
+    if error is not None and error.body["type"] == DEVICE_LOST:
+        return f"{rank} exited: {error.body['message']}"
     if lost.exit_code >= 0:
         return f"{rank} lost its connections"
     try:

@@ -65,6 +65,32 @@ def cap_memory_when_used(share: float) -> None:
     torch.cuda._lazy_call(lambda: torch.cuda.set_per_process_memory_fraction(share, 0))  # type: ignore[no-untyped-call]
 
 
+def abort_operations() -> None:
+    """Abort all groups, which wakes the threads that wait for their operations. Unlike
+    `abort_groups`, the groups remain registered, because another thread might be using them.
+    NCCL's communicators are aborted together, as in torch, because they could wait for each other
+    (pytorch/pytorch#119797)."""
+    members = list(groups())
+    nccl = _nccl_of(members)
+    if nccl is not None:
+        nccl._group_start()
+    for group in members:
+        group.abort()
+    if nccl is not None:
+        nccl._group_end()
+
+
+def _nccl_of(members: Sequence[dist.ProcessGroup]) -> Any:
+    for group in members:
+        try:
+            backend = group._get_backend(torch.device("cuda"))
+        except RuntimeError:
+            continue
+        if hasattr(backend, "_group_start"):  # gloo can also be the backend of CUDA tensors
+            return backend
+    return None
+
+
 def abort_groups() -> None:
     """Terminate all groups without waiting for operations on the device, some of which might never
     end."""

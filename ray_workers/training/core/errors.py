@@ -9,6 +9,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 
 from dray.train.storage_faults import StorageError, is_storage_fault
 from ray_workers.shared.contracts import Cause
+from ray_workers.training.core.device_faults import DeviceLostError
 from ray_workers.training.core.divergence import DivergedError
 from ray_workers.training.core.error_chain import (
     NO_SUCH_NAME,
@@ -111,6 +112,9 @@ class CorruptedReplicaError(ReplicasDifferError):
     """Like `ReplicasDifferError`, on a rank whose replica differs from a majority."""
 
 
+_LOSSES = (dist.DistNetworkError, dist.DistStoreError, PartsLostError, DeviceLostError)
+
+
 def cause_of(error: BaseException) -> Cause:
     """Return the cause of an attempt that ended with this error: INFRASTRUCTURE if a disk or a
     store failed, WORKER_LOST if the error is only a consequence of a peer's death.
@@ -128,7 +132,7 @@ def cause_of(error: BaseException) -> Cause:
             return Cause.DIVERGED
         if isinstance(seen, SourceUnavailableError):
             return Cause.DATA_UNREACHABLE
-        if isinstance(seen, dist.DistNetworkError | dist.DistStoreError | PartsLostError):
+        if isinstance(seen, _LOSSES):
             return Cause.WORKER_LOST
         # Compare the exact types, because other errors, such as ConnectionResetError, come from the
         # script itself.

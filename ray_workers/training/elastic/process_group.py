@@ -3,7 +3,9 @@ than gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -11,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ray_workers.training import devices
 from ray_workers.training.core import compat_torch
 from ray_workers.training.elastic.kept_groups import kept
 
@@ -18,6 +21,14 @@ T = TypeVar("T")
 OPERATION_LIMIT = timedelta(hours=12)
 BROADCAST_BYTES = 16 << 20
 """Maximum total size, in bytes, of tensors that are sent together."""
+LOOK_S = 5e-5
+"""Number of seconds between two polls of the device."""
+_broken = threading.Event()
+"""Whether the operations of the current group were aborted, or are about to be. An aborted
+operation completes on the device like any other operation, but its result is undefined."""
+one_at_a_time = threading.RLock()
+"""Held while a group is aborted, and while this process moves to another round, so that the
+watching thread can't abort a group of a later round."""
 
 
 def keep_all() -> None:
@@ -36,6 +47,7 @@ def join(
     ranks, detects hangs more reliably than a fixed timeout.
     """
     compat_torch.count_groups_from_zero()
+    _broken.clear()
     dist.init_process_group(
         backend_of(device), store=store, rank=rank, world_size=world_size, timeout=timeout
     )
@@ -54,9 +66,54 @@ def abandon() -> None:
     if not dist.is_initialized():
         return
     if dist.get_backend() != "gloo":
-        compat_torch.abort_groups()
+        with one_at_a_time:
+            _broken.set()
+            compat_torch.abort_groups()
     else:
         dist.destroy_process_group()
+
+
+def abort(is_due: Callable[[], bool] = lambda: True) -> None:
+    """Abort all operations of a group on GPUs, which wakes this process if it waits for one of
+    them. Can be called from another thread. Does nothing for gloo, whose abort wakes no thread.
+
+    is_due: returns whether the current group is to be aborted.
+    """
+    with one_at_a_time:
+        if _broken.is_set() or not dist.is_initialized() or dist.get_backend() == "gloo":
+            return
+        if is_due():
+            _broken.set()  # before the operations end, so that no thread uses their results
+            compat_torch.abort_operations()
+
+
+def is_broken() -> bool:
+    """Whether the operations of the current group were aborted."""
+    return _broken.is_set()
+
+
+def wait_for_results(device: torch.device) -> None:
+    """Wait until all operations launched so far are complete, and check that none was aborted.
+    Does nothing on CPU, where an operation either is complete when it returns or raises.
+
+    On a GPU, an operation has only been launched when it returns. If a peer is lost, the operation
+    never completes until it is aborted, and then its result is undefined. Therefore this function
+    must be called before results of other ranks change the state of this rank or decide what it
+    does next. Raises DistBackendError if the group was aborted.
+    """
+    if not devices.is_gpu(device) or not dist.is_initialized():
+        return
+    end = devices.module_of(device).Event()
+    end.record()
+    while not end.query() and not _broken.is_set():
+        time.sleep(LOOK_S)
+    check_unbroken()
+
+
+def check_unbroken() -> None:
+    """Raise DistBackendError if the operations of the current group were aborted."""
+    if _broken.is_set() and dist.is_initialized():
+        raise dist.DistBackendError("NCCL communicator was aborted, because the group is broken")
 
 
 def backend_of(device: torch.device) -> str:
@@ -72,6 +129,7 @@ def all_same(value: int, device: torch.device, world_size: int) -> bool:
     bounds = torch.tensor([value, -value], dtype=torch.int64, device=device)
     dist.all_reduce(bounds, op=dist.ReduceOp.MAX)
     greatest, least = bounds.tolist()
+    wait_for_results(device)
     return bool(greatest == -least)
 
 
@@ -79,7 +137,9 @@ def rank_0s(flag: bool, rank: int, device: torch.device, world_size: int) -> boo
     """Return the value that rank 0 passed, once every rank has called this function."""
     chosen = torch.full((), float(flag and rank == 0), device=device)
     add_up(chosen, world_size)
-    return bool(chosen.item())
+    is_chosen = bool(chosen.item())
+    wait_for_results(device)
+    return is_chosen
 
 
 def maxima(values: Sequence[float], device: torch.device, world_size: int) -> list[float]:
@@ -88,6 +148,7 @@ def maxima(values: Sequence[float], device: torch.device, world_size: int) -> li
         return list(values)
     found = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    wait_for_results(device)
     return [float(one) for one in found.tolist()]
 
 
@@ -102,14 +163,24 @@ def gathered(value: T, world_size: int) -> list[T]:
     if world_size == 1:
         return [value]
     found: list[Any] = [None] * world_size
-    dist.all_gather_object(found, value)
+    dist.all_gather_object(found, value)  # copies the results to the host, so they have arrived
+    check_unbroken()
     return found
 
 
 def have_rank_0s(tensors: Sequence[Tensor]) -> None:
-    """Replace the contents of the tensors with their contents on rank 0."""
-    if tensors:
-        compat_torch.broadcast_from_rank_0([t.detach() for t in tensors], BROADCAST_BYTES)
+    """Replace the contents of the tensors with their contents on rank 0. If the group breaks, the
+    tensors on a GPU remain unchanged."""
+    if not tensors:
+        return
+    targets = [tensor.detach() for tensor in tensors]
+    device = targets[0].device
+    received = [target.clone() for target in targets] if devices.is_gpu(device) else targets
+    compat_torch.broadcast_from_rank_0(received, BROADCAST_BYTES)
+    wait_for_results(device)
+    if received is not targets:
+        for target, values in zip(targets, received, strict=True):
+            target.copy_(values)
 
 
 def wait_for_all(device: torch.device, world_size: int) -> None:
@@ -117,3 +188,4 @@ def wait_for_all(device: torch.device, world_size: int) -> None:
     came = torch.ones((), device=device)
     add_up(came, world_size)
     came.item()
+    wait_for_results(device)

@@ -20,11 +20,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from dray.spec import JobSpec
 from dray.train.spool import EVERYTHING, begin_count, known
 from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import AWAITING, Cause, RankTask
+from ray_workers.shared.group_traits import recovers_on_gpus
 from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment, RankPhase, TimeCategory
 from ray_workers.shared.spool_reader import spool_key
+from ray_workers.training import devices
+from ray_workers.training.core import device_faults
 from ray_workers.training.core.compat_torch import PrefixStore, Store, TCPStore
 from ray_workers.training.core.errors import PartsLostError, cause_of
 from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
@@ -54,6 +58,18 @@ LOOKS_BEFORE_CUT = 2
 """A rank's connections are cut once the watching thread has seen the announced round in more than
 this number of consecutive polls. Usually, the rank itself notices the round earlier, between two
 steps or because a neighbour has exited."""
+
+
+NCCL_VARIABLES = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    "TORCH_NCCL_PROPAGATE_ERROR": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+}
+"""Environment variables that a group on GPUs needs to recover in place. Only dray may abort NCCL's
+operations. torch's watchdog must neither abort them, because their undefined results would look
+like valid ones, nor end the process, which holds the state."""
 
 
 class GroupChanged(Exception):
@@ -89,6 +105,13 @@ class RendezvousHandler:
         self._prefix = task.page_prefix
         self._page = page
         self._device = torch.device(task.device)
+        self.recovers = self._device.type == "cpu" or recovers_on_gpus(
+            JobSpec.model_validate(task.spec)
+        )
+        """Whether the group recovers in place."""
+        self.may_abort = True
+        """Whether operations may be aborted when another round is announced. Changed only by the
+        holder of `process_group.one_at_a_time`."""
         self._connections = Connections()
         self._watcher: threading.Thread | None = None
         self._store: Store | None = None
@@ -137,6 +160,8 @@ class RendezvousHandler:
             use = TimeCategory.RECOVERING if self.assignment.generation else TimeCategory.STARTING
             self._page.enter(RankPhase.FORMING, use)
             faultpoint(FaultPoint.PEERS_ARE_THERE, given=self)
+            if devices.is_gpu(self._device) and self.recovers:
+                os.environ.update(NCCL_VARIABLES)
             process_group.join(
                 self._device,
                 store,
@@ -157,7 +182,7 @@ class RendezvousHandler:
             return
 
         def is_wanted() -> bool:
-            return self._page.wanted > self.assignment.generation >= 0
+            return self.is_announced and self.assignment.generation >= 0
 
         def watch() -> None:
             late = 0
@@ -165,7 +190,9 @@ class RendezvousHandler:
                 time.sleep(WATCH_S)
                 late = late + 1 if is_wanted() else 0
                 if late > LOOKS_BEFORE_CUT:
-                    self._connections.cut(is_wanted)
+                    process_group.abort(lambda: self.may_abort and is_wanted())
+                    if self.may_abort:
+                        self._connections.cut(is_wanted)
 
         self._watcher = threading.Thread(target=watch, name="dray-cutting", daemon=True)
         self._watcher.start()
@@ -186,10 +213,15 @@ class RendezvousHandler:
         self._wait(lambda: store.check(keys), MEETING_LIMIT_S, "the other ranks to arrive")
         return store
 
+    @property
+    def is_announced(self) -> bool:
+        """Whether another round has been announced."""
+        return self._page.wanted > self.assignment.generation
+
     def check(self) -> None:
         """Raise GroupChanged if another round has been announced. Must be called between two
         steps."""
-        if not self._is_without_group and self._page.wanted > self.assignment.generation:
+        if not self._is_without_group and self.is_announced:
             raise GroupChanged
 
     def may_follow(self, error: BaseException) -> bool:
@@ -197,9 +229,18 @@ class RendezvousHandler:
         follow."""
         if isinstance(error, GroupChanged):
             return True
-        if isinstance(error, PartsLostError) or self._device.type != "cpu":
-            return False  # a group on GPUs does not recover in place
-        return bool(self._prefix) and not self.is_alone and cause_of(error) is Cause.WORKER_LOST
+        if isinstance(error, PartsLostError) or device_faults.has_fault(error):
+            return False
+        if not self.recovers or not self._prefix or self.is_alone:
+            return False
+        # Results of aborted operations can cause any error.
+        return process_group.is_broken() or cause_of(error) is Cause.WORKER_LOST
+
+    def break_group(self) -> None:
+        """Abort the operations of a broken group on GPUs, and wait until they have ended, so that
+        the memory that they use can be used again."""
+        process_group.abort()
+        devices.synchronize(self._device)
 
     def follow(self, error: BaseException) -> None:
         """Leave the broken group, and join the next round.
@@ -217,7 +258,8 @@ class RendezvousHandler:
     def _take_assignment(self, limit_s: float) -> None:
         known = max(self.assignment.generation, 0)
         self._until(lambda: self._page.wanted > known, limit_s)
-        self.assignment = heartbeat.announced(self._prefix)
+        with process_group.one_at_a_time:
+            self.assignment = heartbeat.announced(self._prefix)
         self._spool.take(self.assignment)
         self._page.enter(RankPhase.JOINING, TimeCategory.RECOVERING)
 

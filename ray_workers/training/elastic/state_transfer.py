@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dray.train.prepared.copies import changed, leaves
+from ray_workers.training.elastic import process_group
 
 FLAT_BYTES = 16 << 20
 """Approximate maximum size, in bytes, of the small tensors that are sent together."""
@@ -30,7 +31,9 @@ def everyones(number: int, device: torch.device, world_size: int) -> list[int]:
     mine = torch.tensor([number], dtype=torch.int64, device=device)
     all_of_them = [torch.empty_like(mine) for _ in range(world_size)]
     dist.all_gather(all_of_them, mine)
-    return [int(one.item()) for one in all_of_them]
+    found = [int(one.item()) for one in all_of_them]
+    process_group.wait_for_results(device)
+    return found
 
 
 def newest(progress: int, device: torch.device, world_size: int) -> tuple[int, int, bool]:
@@ -66,6 +69,7 @@ def broadcast(
         ]
     for piece in _pieces(tensors):
         _broadcast_together(piece, source, rank, device, group)
+    process_group.wait_for_results(device)
     if rank == source:
         return None
     moved = (
@@ -92,7 +96,9 @@ def gather(
         for piece in _pieces(tensors):
             dist.send(_packed(piece, device), dst=first)
         return []
-    return [_received(source, device) for source in others]
+    received = [_received(source, device) for source in others]
+    process_group.wait_for_results(device)
+    return received
 
 
 def _received(source: int, device: torch.device) -> dict[str, Any]:

@@ -66,6 +66,7 @@ def train(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
             except Exception as error:
                 if not rendezvous.may_follow(error):
                     raise
+                rendezvous.break_group()
                 trainer.leave_group()
                 rendezvous.follow(error)
     finally:

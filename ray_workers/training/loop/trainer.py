@@ -252,6 +252,7 @@ class Trainer:
     def update(self, step: int) -> Tensor:
         """Run the optimizer step, and return the gradient norm before clipping, on the device."""
         faultpoint(FaultPoint.BEFORE_OPTIMIZER, step, self)
+        self.strategy.gradients.wait()
         self.page.enter(RankPhase.UPDATE, self._time_of(step))
         self.checkpoints.hold()
         self.memory.hold()
@@ -332,6 +333,7 @@ class Trainer:
         began = time.perf_counter()
         state, rule = self.state, self.options.early_stopping
         measured = self.evaluation.measure()
+        process_group.wait_for_results(self.device)
         faultpoint(FaultPoint.AFTER_EVALUATION, step, self)
         if rule is not None and step != state.measured_at:  # not a repeated evaluation
             state.early_stopping = state.early_stopping.after(rule, measured)
@@ -339,6 +341,7 @@ class Trainer:
         state.measured_at = step
         self.divergence.evaluated(self.rank, step, measured["val/loss"])
         more = self.comm_metrics.of_all(self.device, self.world_size) if self.comm_metrics else {}
+        process_group.wait_for_results(self.device)
         if self.rank == 0:
             more |= self.strategy.evaluation_metrics()
             api.report(step, measured | more | {"perf/eval_time_s": time.perf_counter() - began})
@@ -433,6 +436,7 @@ class Trainer:
         """Leave a broken group, and discard the unfinished step."""
         if self.rank == NOWHERE:
             return
+        self.reporter.flush()  # of the last complete step; the device responds again
         self.checkpoints.disband()
         self.memory.leave()
         self.profiler.break_off()

@@ -15,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ray_workers.training.core import compat_torch
 from ray_workers.training.core.workload import LossSum
 from ray_workers.training.data.prefetcher import Share
+from ray_workers.training.devices import on_gpu
+from ray_workers.training.elastic import process_group
 
 Autocast = Callable[[], AbstractContextManager[object]]
 
@@ -104,10 +106,20 @@ class GradientEngine:
         """Join the current process group."""
         self._world_size = world_size
         if world_size > 1 and self.uses_ddp:
+            if self._is_on_gpu:
+                process_group.have_rank_0s([*self._parameters, *self._buffers])
             self._ddp = self._wrapped()
 
     def _wrapped(self) -> DistributedDataParallel:
-        return DistributedDataParallel(self._objective, gradient_as_bucket_view=True)
+        # On a GPU, `form` has sent the weights, because DDP would send them in place: an aborted
+        # broadcast would leave undefined values in them.
+        return DistributedDataParallel(
+            self._objective, gradient_as_bucket_view=True, init_sync=not self._is_on_gpu
+        )
+
+    @property
+    def _is_on_gpu(self) -> bool:
+        return on_gpu(self._objective.slot)
 
     def disband(self) -> None:
         """Leave a broken group and discard the unfinished step."""
@@ -144,6 +156,11 @@ class GradientEngine:
             self.keep_buffers()
         work.prepare(mine.batch.number)
         self._exchange(mine, mine.batch.weight, work.scale, work.before_exchange)
+
+    def wait(self) -> None:
+        """Wait until the gradient and the loss have arrived. Must be called before the gradient is
+        used. Raises DistBackendError if the group was aborted."""
+        process_group.wait_for_results(self._objective.slot.device)
         self._in_backward = False
 
     def _exchange(

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dray.train.prepared.copies import checksum
+from ray_workers.training.elastic import process_group
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ def compare(
     gathered = [torch.empty_like(mine) for _ in range(world_size)]
     dist.all_gather(gathered, mine)
     everyones = torch.stack(gathered).view(world_size, len(parts), 2).tolist()
+    process_group.wait_for_results(device)
     by_part = [[tuple(of_rank[n]) for of_rank in everyones] for n in range(len(parts))]
     holders = [[part.holder_of(rank) for rank in range(world_size)] for part in parts]
     return judge(by_part, holders)

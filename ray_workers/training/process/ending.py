@@ -16,6 +16,7 @@ from dray.train.storage_faults import is_storage_fault
 from ray_workers.shared.contracts import LEFT_EXIT_CODE, STORAGE_EXIT_CODE, Cause, RankTask
 from ray_workers.shared.frames import ErrorReport
 from ray_workers.training.core import elastic_error
+from ray_workers.training.core.device_faults import as_lost
 from ray_workers.training.core.error_chain import chain_of
 from ray_workers.training.core.exits import Left, status_of, words_of
 from ray_workers.training.core.failure_reason import (
@@ -90,7 +91,10 @@ class RankEnd:
             reason, text = f"{words} (then {reason})", stack or text
         cause = Cause.WORKER_LOST if is_secondary_failure else Cause.USER_ERROR
         reason = self._marked(reason) if is_secondary_failure else reason
-        self._report(cause, leaving, reason, text, raised_at)
+        lost = as_lost(leaving)  # if the script exits while handling an error of its GPU
+        if lost is not leaving:
+            cause, reason = Cause.WORKER_LOST, str(lost)
+        self._report(cause, lost, reason, text, raised_at)
         return status
 
     def _marked(self, reason: str) -> str:

@@ -23,6 +23,7 @@ from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.shared.processes.stack_writer import dump_on
 from ray_workers.shared.secret_files import Masker, SecretUnavailable, read_secrets
 from ray_workers.training.core import gpu_memory_cap
+from ray_workers.training.core.device_faults import DeviceLostError, as_lost
 from ray_workers.training.core.error_chain import PEER_IS_GONE, is_deterministic
 from ray_workers.training.process.ending import RankEnd, flush_output
 from ray_workers.training.scripts.script import Program, run_script
@@ -54,7 +55,7 @@ def main() -> int:
             train.wait_until_written(page.move)
         return code
     except BaseException as error:
-        return end.after_error(error)
+        return end.after_error(as_lost(error))
     finally:
         flush_output()
 
@@ -100,6 +101,8 @@ def _cause_of(error: BaseException) -> Cause:
             pass
     if is_storage_fault(error):
         return Cause.INFRASTRUCTURE
+    if isinstance(error, DeviceLostError):
+        return Cause.WORKER_LOST
     if type(error) is RuntimeError and PEER_IS_GONE.search(str(error)):
         return Cause.WORKER_LOST
     return Cause.CANNOT_RUN if is_deterministic(error) else Cause.USER_ERROR

@@ -27,9 +27,11 @@ from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.shared.processes.stack_writer import dump_on
 from ray_workers.training.clients.silo_ranks import is_silo, run_silo
 from ray_workers.training.core import compat_torch, elastic_error, gpu_memory_cap
+from ray_workers.training.core.device_faults import as_lost
 from ray_workers.training.core.errors import Preempted, cause_of
 from ray_workers.training.core.exits import children_leave
 from ray_workers.training.devices import is_gpu, module_of
+from ray_workers.training.elastic import process_group
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
 from ray_workers.training.loop.run import run
 from ray_workers.training.parallel.parameter_server import server
@@ -59,7 +61,8 @@ def main(task: RankTask) -> int:
             train.wait_until_written(page.move)
         return code
     except BaseException as error:
-        return end.after_error(error)
+        is_broken = process_group.is_broken()
+        return end.after_error(as_lost(error, has_undefined_results=is_broken))
     finally:
         flush_output()
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,10 +19,11 @@ from dray import train
 from dray.train.prepared.group import LoopPhase
 from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase, TimeCategory
+from ray_workers.training import devices
 from ray_workers.training.core.errors import RESUMES, CopiesDifferError, PartsLostError
 from ray_workers.training.core.exits import Left
 from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
-from ray_workers.training.elastic import state_transfer
+from ray_workers.training.elastic import process_group, state_transfer
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
 from ray_workers.training.scripts.rank_checkpoints import RankCheckpoints, read_divided
 
@@ -75,6 +76,9 @@ class RankGroup:
         self._furthest_step = task.furthest_step
         self._device = torch.device(task.device)
         self._rendezvous = RendezvousHandler(task, page)
+        self._must_wait = devices.is_gpu(self._device) and self._rendezvous.recovers
+        """Whether operations might be aborted, so that their results are undefined."""
+        self._may_abort(not devices.is_gpu(self._device))
         self._is_elastic = bool(task.spec.get("elastic"))
         self._is_asked_to_leave = False
         page.show_prepared()
@@ -108,7 +112,33 @@ class RankGroup:
         os.environ["WORLD_SIZE"] = os.environ["ROLE_WORLD_SIZE"] = str(self.world_size)
 
     def check(self) -> None:
+        if self._must_wait and self._rendezvous.is_announced:
+            devices.synchronize(self._device)
         self._rendezvous.check()
+
+    @contextmanager
+    def operating(self) -> Iterator[None]:
+        """Return a context in which operations on a GPU may be aborted. The script's own operations
+        are never aborted, because the script would use their undefined results."""
+        if not self._must_wait:
+            yield
+            return
+        devices.synchronize(self._device)  # waits for operations on all streams
+        self._may_abort(True)
+        try:
+            yield
+            self.wait_for_results()
+        finally:
+            self._may_abort(False)
+        process_group.check_unbroken()
+
+    def wait_for_results(self) -> None:
+        if self._must_wait:
+            process_group.wait_for_results(self._device)
+
+    def _may_abort(self, may: bool) -> None:
+        with process_group.one_at_a_time:
+            self._rendezvous.may_abort = may
 
     def may_follow(self, error: BaseException) -> bool:
         return self._rendezvous.may_follow(error)
@@ -116,6 +146,7 @@ class RankGroup:
     def follow(self, error: BaseException) -> None:
         if self.is_asked_to_leave:  # rank 0 has saved and left
             raise Left from error
+        self._rendezvous.break_group()
         self._rendezvous.follow(error)
 
     def state_lost(self) -> Exception:

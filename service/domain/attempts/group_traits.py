@@ -8,7 +8,7 @@ from typing import Any
 from dray.ranks import role_names
 from dray.spec import JobSpec
 from dray.spec.training.sync import Gossip, ParameterServer
-from ray_workers.shared.group_traits import GroupTraits
+from ray_workers.shared.group_traits import GroupTraits, why_not_on_gpus
 from ray_workers.shared.peers.peer_ports import HAVE_PEERS
 from service.domain.documents import CheckedDocument
 
@@ -61,9 +61,8 @@ def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | N
 
     num_workers: the number of workers that the job has, or may have later.
 
-    On GPUs, NCCL's operations complete asynchronously, so an optimizer step on a gradient that
-    never arrived can't be distinguished from a valid step. Jobs with parameter servers are exempt,
-    because their workers don't perform optimizer steps.
+    Jobs with parameter servers recover on any device, because their workers don't perform optimizer
+    steps.
     """
     if document.script is not None and document.is_divided:
         return "scripts whose ranks divide a model among themselves do not recover in place"
@@ -72,23 +71,19 @@ def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | N
     if num_workers == 1:
         return "a single rank does not recover in place, because no other rank holds its state"
     has_servers = document.num_ranks_that_train < document.resources.num_workers
-    if has_gpus and not has_servers:
-        return (
-            "a group on GPUs does not recover in place, because a fault may leave the group's "
-            "state in the middle of a step"
-        )
     if document.num_replicas == 1 and not document.keeps_state_in_memory:
+        rule = "{every_steps: 50}" if has_gpus else "auto"
         return (
             "ranks that divide a single model among themselves recover in place only if other "
-            "ranks keep copies of their parts: set checkpoint.in_memory to auto, or parallel.data "
-            "to more than 1"
+            f"ranks keep copies of their parts: set checkpoint.in_memory to {rule}, or "
+            "parallel.data to more than 1"
         )
     if document.takes_local_steps:
         return (
             "ranks that take local steps do not recover in place, because each rank has its own "
             "state"
         )
-    return None
+    return why_not_on_gpus(document) if has_gpus and not has_servers else None
 
 
 def may_recover(document: JobSpec, *, num_workers: int, has_gpus: bool) -> bool:
@@ -99,4 +94,4 @@ def may_recover(document: JobSpec, *, num_workers: int, has_gpus: bool) -> bool:
         return why_never(document, num_workers=num_workers, has_gpus=has_gpus) is None
     is_one_program = script.framework == "torch" and not script.roles
     # If the model is divided, no rank has the complete state.
-    return is_one_program and not document.is_divided and num_workers > 1 and not has_gpus
+    return is_one_program and not document.is_divided and num_workers > 1

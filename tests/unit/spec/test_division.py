@@ -289,5 +289,8 @@ def test_copies_in_memory_are_kept_by_default_only_for_a_divided_model_without_r
 
     assert keeps(divided({"shard": 4}))
     assert not keeps(divided({"shard": 4}, checkpoint={"in_memory": "off"}))
+    on_gpus = {"resources": {"num_workers": 4, "gpus_per_worker": 1}}
+    assert not keeps(divided({"shard": 4}) | on_gpus)
+    assert keeps(divided({"shard": 4}, **IN_MEMORY) | on_gpus)
     assert not keeps(divided({"shard": 2}))
     assert not keeps(images(resources={"num_workers": 4}))

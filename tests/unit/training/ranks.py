@@ -36,6 +36,7 @@ from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import AWAITING, RankTask
 from ray_workers.shared.heartbeat import RankAssignment, RankPhase, RankStatus
 from ray_workers.shared.spool_reader import parse_key, spool_key
+from ray_workers.supervision.rules import recovery_rules
 from ray_workers.training.elastic.store_server import loopback_store
 from ray_workers.training.process import rank_main
 from tests.wire import rank_task
@@ -103,11 +104,12 @@ def run_ranks(
     ends_with_error: bool = False,
 ) -> list[int | None]:
     """Train to the end, and return the exit code of each rank, negative for a signal. `before` runs
-    in each process before training, to prepare a fault. With `recovers`, a rank that is killed is
-    replaced, as by a supervisor, and its exit code is the one of its last process. With `goes_on`,
-    the others immediately continue without it, and its replacement joins when it is ready. With
-    `gains`, one more rank joins the group when it is ready; `world_size` is the previous number.
-    With `ends_with_error`, all ranks are killed after one has ended with an error."""
+    in each process before training, to prepare a fault. With `recovers`, a rank that is killed or
+    can't use its GPU is replaced, as by a supervisor, and its exit code is the one of its last
+    process. With `goes_on`, the others immediately continue without it, and its replacement joins
+    when it is ready. With `gains`, one more rank joins the group when it is ready; `world_size` is
+    the previous number. With `ends_with_error`, all ranks are killed after one has ended with an
+    error."""
 
     def train() -> list[int | None]:
         store = loopback_store()
@@ -245,7 +247,7 @@ class Gang:
                     else:
                         _join(process)
                     del running[rank]
-                    if recovers and process.exitcode < 0:
+                    if recovers and (process.exitcode < 0 or _has_lost_device(self.tasks[rank])):
                         lost.append(rank)
             if ends_with_error and any((each.exitcode or 0) > 0 for each in self.processes):
                 self.kill()
@@ -331,6 +333,13 @@ class Gang:
             process.kill()
         for process in self.processes:
             process.join()
+
+
+def _has_lost_device(task: RankTask) -> bool:
+    spool = Path(task.spool_dir)
+    lines = [line for _, path in segments(spool) for line in path.read_text().splitlines()]
+    ends = [frame["body"] for frame in map(json.loads, lines) if frame["kind"] == "error"]
+    return any(body["type"] == recovery_rules.DEVICE_LOST for body in ends)
 
 
 def frames(home: Path, *, rank: int = 0, attempt: int = 1, kind: str | None = None) -> list[Any]:

@@ -10,8 +10,13 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import statistics
 import textwrap
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +28,12 @@ from dray.train.prepared.copies import digest
 from ray_workers.shared.contracts import RankTask
 from ray_workers.training.checkpoint.safetensors_layout import read_tensors, restore
 from ray_workers.training.checkpoint.staging import Stager, hold_for
+from ray_workers.training.core.device_faults import ASSERT, as_lost, has_fault
 from ray_workers.training.core.faultpoints import FaultPoint, arm
+from ray_workers.training.elastic import process_group
 from tests.unit.training import test_pretend_gpu as jobs
+from tests.unit.training.elastic import test_recovery
+from tests.unit.training.elastic.test_recovery import Fault, small
 from tests.unit.training.jobs import (
     assert_same,
     keep_nothing_in_memory,
@@ -33,7 +42,13 @@ from tests.unit.training.jobs import (
     weights,
 )
 from tests.unit.training.prepared.programs import final_state
-from tests.unit.training.ranks import checkpoint_refs, frames, replaced, run_ranks
+from tests.unit.training.ranks import (
+    checkpoint_refs,
+    frames,
+    replaced,
+    run_in_group,
+    run_ranks,
+)
 from tests.unit.training.test_pretend_gpu import sources  # noqa: F401
 
 pytestmark = [
@@ -242,6 +257,85 @@ def test_a_prepared_script_that_loses_both_ranks_ends_with_the_same_bits(
         return final_state(home, 2)
 
     assert_same(end("killed", (0, 0, 3), (1, 1, 1)), end("undisturbed"))
+
+
+class ByGloo:
+    """Lets two ranks meet on one GPU, and then prepares a fault."""
+
+    def __init__(self, then: Callable[[RankTask], None] | None = None) -> None:
+        self.then = then
+
+    def __call__(self, task: RankTask) -> None:
+        _meet_by_gloo(task)
+        if self.then is not None:
+            self.then(task)
+
+
+@pytest.mark.parametrize("point", ["in the backward pass", "in the optimizer", "after the step"])
+def test_a_lost_rank_on_a_gpu_is_replaced(point: str, tmp_path: Path) -> None:
+    undisturbed, recovered = tmp_path / "undisturbed", tmp_path / "recovered"
+    train = functools.partial(run_ranks, spec=small(2), world_size=2, device="cuda")
+    assert train(undisturbed, before=ByGloo()) == [0, 0]
+    codes = train(recovered, before=ByGloo(Fault(1, point)), recovers=True)
+    assert (codes, replaced(recovered)) == ([0, 0], [1])
+    test_recovery.assert_same(recovered, undisturbed)
+
+
+def test_a_group_of_nccl_is_aborted_while_it_works_and_is_formed_again(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    run_in_group(_abort_and_form_again, 1, str(tmp_path))
+    for name, seconds in json.loads((tmp_path / "seconds").read_text()).items():
+        record_property(name, seconds)
+
+
+def _abort_and_form_again(rank: int, folder: str) -> None:
+    dist.destroy_process_group()
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+    device = torch.device("cuda", 0)
+    seconds: dict[str, list[float]] = {"form": [], "abort": []}
+    for number in range(4):
+        began = time.perf_counter()
+        process_group.join(device, dist.HashStore(), 0, 1, timedelta(seconds=60))
+        values = torch.ones(8, device=device)
+        dist.all_reduce(values)
+        process_group.wait_for_results(device)
+        seconds["form"].append(time.perf_counter() - began)
+        assert values.tolist() == [1.0] * 8
+        if number == 3:  # the last group is left intact
+            break
+        torch.cuda._sleep(CYCLES)
+        dist.all_reduce(values)
+        began = time.perf_counter()
+        aborting = threading.Thread(target=process_group.abort)
+        aborting.start()
+        with pytest.raises(dist.DistBackendError):
+            _wait_for_abort(device)
+        aborting.join()
+        torch.cuda.synchronize()
+        seconds["abort"].append(time.perf_counter() - began)
+        process_group.abandon()
+    (Path(folder) / "seconds").write_text(json.dumps(seconds))
+
+
+def _wait_for_abort(device: torch.device) -> None:
+    while True:
+        process_group.wait_for_results(device)
+
+
+def test_a_failed_assertion_in_a_kernel_is_told_apart_from_other_errors() -> None:
+    run_in_group(_fail_an_assertion, 1)
+
+
+def _fail_an_assertion(rank: int) -> None:
+    values = torch.zeros(2, device="cuda")
+    with pytest.raises(torch.AcceleratorError) as raised:
+        values[torch.tensor([5], device="cuda")].tolist()
+    assert has_fault(raised.value)
+    assert as_lost(raised.value) is raised.value
+    assert raised.value.error_code == ASSERT
+    with pytest.raises(torch.AcceleratorError):  # it can't be used any longer
+        torch.cuda.synchronize()
 
 
 def test_a_digest_is_that_of_the_same_bits_on_a_cpu() -> None:

@@ -57,7 +57,6 @@ class DeterministicGradientEngine(GradientEngine):
             parameter.grad = part.view_as(parameter)
         if self._world_size > 1:
             process_group.have_rank_0s(self._buffers)
-        self._in_backward = False
 
     def _compute(self, mine: Share, work: Pass) -> None:
         work.prepare(mine.batch.number)

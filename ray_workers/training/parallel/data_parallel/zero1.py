@@ -22,6 +22,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from ray_workers.training.elastic import process_group
 from ray_workers.training.parallel.data_parallel.compression import (
     compressed_or_plain,
     takes_momentum,
@@ -59,9 +60,12 @@ class Zero1Step(OptimizerStep):
     def step(self, lr: float) -> Tensor:
         asked = torch.full_like(self._one, float(self._is_asked_to_leave()))
         dist.all_reduce(asked)
-        self.preemption_requested = bool(asked > 0.0)
+        is_requested = bool(asked > 0.0)
+        process_group.wait_for_results(self._one.device)
+        self.preemption_requested = is_requested
         self.is_torn = True
         norm = super().step(lr)
+        process_group.wait_for_results(self._one.device)
         self.is_torn = False
         return norm
 

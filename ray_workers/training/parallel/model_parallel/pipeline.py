@@ -149,6 +149,7 @@ class PipelineGradientEngine(ShardedGradientEngine):
 
     def backward(self, work: Pass) -> None:
         mine, scale = work.share, work.scale
+        self.keep_buffers()
         work.prepare(mine.batch.number)
         work.before_exchange()
         (piece,) = map(self._narrow, mine.micro_batches)

@@ -47,6 +47,7 @@ class ShardedGradientEngine(GradientEngine):
 
     def backward(self, work: Pass) -> None:
         mine, scale = work.share, work.scale
+        self.keep_buffers()
         work.prepare(mine.batch.number)
         root = torch.full((), self._weight_of(mine), device=self._objective.slot.device)
         if scale is not None:

@@ -23,14 +23,14 @@ def why_never(changes: dict[str, Any], *, workers: int = 2, gpus: bool = False) 
     ("changes", "kind", "may"),
     [
         (RECIPE, {}, True),
-        (RECIPE, {"has_gpus": True}, False),
+        (RECIPE, {"has_gpus": True}, True),
         (SCRIPT, {}, True),
         (SCRIPT, {"num_workers": 1}, False),
-        (SCRIPT, {"has_gpus": True}, False),
+        (SCRIPT, {"has_gpus": True}, True),
         ({"script": {"entrypoint": "train.py", "framework": "jax"}}, {}, False),
     ],
 )
-def test_a_script_of_one_program_on_cpu_may_recover(
+def test_recipes_and_scripts_of_one_program_may_recover(
     changes: dict[str, Any], kind: dict[str, Any], may: bool
 ) -> None:
     document = JobSpec.model_validate({"resources": {"num_workers": 2}} | changes)
@@ -54,13 +54,33 @@ def test_a_group_that_keeps_its_state_in_memory_recovers_and_goes_back() -> None
     assert not traits(RECIPE | {"resources": {"num_workers": 2}}).goes_back
 
 
+@pytest.mark.parametrize("axis", ["shard", "tensor", "context", "pipeline"])
+def test_a_divided_model_on_gpus_recovers_from_replicas_or_explicit_copies(axis: str) -> None:
+    document = {"recipe": "language_model", "data": {"source": "file:///a.txt"}}
+    document |= {"parallel": {axis: 2}, "resources": {"num_workers": 2, "gpus_per_worker": 1}}
+    copied = document | {"checkpoint": {"in_memory": {"every_steps": 5}}}
+    said = why_never(document, gpus=True)
+    assert said is not None
+    assert "checkpoint.in_memory to {every_steps: 50}" in said
+    assert why_never(copied, gpus=True) is None
+    resources = {"num_workers": 4, "gpus_per_worker": 1}
+    assert why_never(document | {"resources": resources}, gpus=True, workers=4) is None
+
+
 @pytest.mark.parametrize(
     ("changes", "kind", "said"),
     [
         (SCRIPT, {}, "only if it calls dray.train.prepare"),
         (SCRIPT, {"workers": 1}, "only if it calls dray.train.prepare"),
         (RECIPE, {"workers": 1}, "no other rank holds its state"),
-        (RECIPE, {"gpus": True}, "in the middle of a step"),
+        (RECIPE | {"parallel": {"balance": "auto"}}, {"gpus": True}, "with parallel.balance"),
+        (RECIPE | {"train": {"measure_noise": True}}, {"gpus": True}, "with train.measure_noise"),
+        (
+            RECIPE | {"sync": {"compression": {"name": "fp16"}}},
+            {"gpus": True},
+            "with sync.compression",
+        ),
+        (RECIPE | {"sync": {"kind": "gossip"}}, {"gpus": True}, "with this kind of sync"),
         (
             RECIPE | {"parallel": {"shard": 2}, "checkpoint": {"in_memory": "off"}},
             {},

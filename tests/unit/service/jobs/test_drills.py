@@ -206,7 +206,10 @@ async def test_a_preemption_drill_passes_with_the_next_attempts_first_step(
 SCRIPT: dict[str, Any] = {"recipe": None, "script": {"entrypoint": "train.py"}}
 UNMENDED: dict[str, dict[str, Any]] = {
     "a single rank": {"resources": {"num_workers": 1}},
-    "GPUs": {"resources": {"num_workers": 2, "gpus_per_worker": 1}},
+    "balanced GPUs": {
+        "resources": {"num_workers": 2, "gpus_per_worker": 1},
+        "parallel": {"balance": "auto"},
+    },
     "a sharded model": {
         "parallel": {"shard": 2},
         "checkpoint": {"in_memory": "off"},

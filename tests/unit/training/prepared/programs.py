@@ -21,6 +21,7 @@ PROGRAM = """
     import torch
     import json
     from torch import nn
+    from torch.utils._pytree import tree_map_only
     from dray import train
 
     OUT = {out!r}
@@ -35,7 +36,7 @@ PROGRAM = """
     torch.manual_seed(0)
     x = torch.randn(60, 6)
     y = x.sum(1, keepdim=True) + 0.1
-    model = nn.Sequential(nn.Linear(6, 16), *MIDDLE, nn.Linear(16, 1))
+    model = nn.Sequential(nn.Linear(6, 16), *MIDDLE, nn.Linear(16, 1)).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
     data = torch.utils.data.TensorDataset(x, y, torch.arange(60))
@@ -46,6 +47,7 @@ PROGRAM = """
         for inputs, targets, numbers in loader:
             step = train.progress().step + 1
             NUMBERS(step, numbers)
+            inputs, targets = inputs.to(DEVICE), targets.to(DEVICE)
             BEFORE(step)
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(inputs), targets)
@@ -58,11 +60,13 @@ PROGRAM = """
             train.report({{"train/loss": loss.item(), "lr": scheduler.get_last_lr()[0]}})
         AFTER_EPOCH(epoch)
     state = [model.state_dict(), optimizer.state_dict(), scheduler.state_dict()]
+    state = tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), state)
     torch.save(state, f"{{OUT}}/state-{{train.context().rank}}.pt")
     AT_END()
 """
 
 DEFAULTS = {
+    "DEVICE": "'cpu'",
     "INIT": "{}",
     "WORKERS": "0",
     "COUNTS": "True",
@@ -105,12 +109,15 @@ def run(
     home: Path,
     world_size: int,
     before: Callable[[RankTask], None] | None = None,
+    device: str = "cpu",
     **options: str,
 ) -> list[Any]:
     """Run the program, replacing ranks that are killed, and return the final state, which is the
     same on all ranks."""
-    document = program(home, **options)
-    codes = run_ranks(home, document, world_size=world_size, before=before, recovers=True)
+    document = program(home, DEVICE=repr(device), **options)
+    codes = run_ranks(
+        home, document, world_size=world_size, before=before, device=device, recovers=True
+    )
     assert codes == [0] * world_size
     return final_state(home, world_size)
 

@@ -29,7 +29,10 @@ UNRECOVERED: dict[str, dict[str, Any]] = {
     "a single rank": {"resources": {"num_workers": 1}},
     "a sharded model": {"parallel": {"shard": 2}, "checkpoint": {"in_memory": "off"}},
     "ranks that step by themselves": {"sync": {"every": 4}},
-    "GPUs": {"resources": {"num_workers": 2, "gpus_per_worker": 1}},
+    "balanced GPUs": {
+        "resources": {"num_workers": 2, "gpus_per_worker": 1},
+        "parallel": {"balance": "auto"},
+    },
 }
 PATIENCE_S = 60.0
 QUICK = Timings(

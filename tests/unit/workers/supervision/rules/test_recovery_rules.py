@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ray_workers.shared.contracts import Cause, Frame, FrameKind, Slice
+from ray_workers.shared.frames import LossKind
 from ray_workers.shared.heartbeat import RankObservation
 from ray_workers.supervision.rules import recovery_rules
 from ray_workers.supervision.rules.failure_attribution import RankExit
@@ -17,6 +18,7 @@ from ray_workers.supervision.rules.recovery_rules import (
     RecoveryState,
     Regrouping,
 )
+from ray_workers.training.core.device_faults import DeviceLostError
 from ray_workers.training.core.errors import CopiesDifferError, KeeperLostError, PartsLostError
 from ray_workers.training.scripts.prepared_script import BatchLostError, ScriptDiffersError
 from tests.unit.workers.supervision.observed import observation
@@ -169,6 +171,19 @@ def test_the_end_of_a_rank_is_described(code: int | None, words: str) -> None:
     assert recovery_rules.how(RankExit.of(3, code)) == words
     named = words.replace("rank 3", "rank 3 (ps 0)")
     assert recovery_rules.how(RankExit.of(3, code), ["", "", "", "ps 0"]) == named
+
+
+def test_a_rank_that_can_not_use_its_gpu_is_replaced_and_the_report_states_why() -> None:
+    lost = DeviceLostError(RuntimeError("CUDA error: unspecified launch failure\nmore"))
+    frame = error(1, Cause.WORKER_LOST, type_=type(lost).__name__)
+    frame.body["message"] = str(lost)
+    end, errors = RankExit.of(1, 1), {1: frame}
+    assert refused(end, errors=errors) is None
+    report = recovery_rules.loss_report([end], LossKind.KILLED, 1, traits({}), "", errors)
+    assert report.message == (
+        "rank 1 exited: a process can't use its GPU after this error: CUDA error: unspecified "
+        "launch failure; the other ranks keep their state"
+    )
 
 
 def test_a_kill_with_low_memory_is_described() -> None:
