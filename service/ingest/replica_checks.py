@@ -47,7 +47,7 @@ def take(
         "step": report.step,
         "checked_step": last,
         "culprits": report.body()["culprits"],
-        "withheld": [hostname for hostname in held if hostname is not None],
+        "withheld": list(dict.fromkeys(hostname for hostname in held if hostname is not None)),
     }
     remark(session, job, type_=DIFFER, code=DIFFER, message=found, now=now, data=data)
 
@@ -69,5 +69,6 @@ def _withhold(
         f"({culprit.device}) differed from the majority"
     )
     mark = f"{job.id}:{attempt.attempt}"
-    withholding.withhold(session, culprit.hostname, reason, code=DIFFER, now=now, mark=mark)
+    code = withholding.FAULTY_CPU if culprit.device == "cpu" else DIFFER
+    withholding.withhold(session, culprit.hostname, reason, code=code, now=now, mark=mark)
     return culprit.hostname

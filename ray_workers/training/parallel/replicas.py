@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,41 +31,59 @@ class ReplicaComparison:
     culprits: tuple[int, ...]
     """Ranks that differ from a majority of the ranks with the same part, in order. Ranks of a part
     without a majority are not included."""
+    num_compared: int = 0
+    """Number of ranks of which at least one part was compared with another rank's part."""
 
 
 def compare(
-    parts: Sequence[Replicated], device: torch.device, world_size: int
+    parts: Sequence[Replicated], device: torch.device, kinds: Sequence[Hashable]
 ) -> ReplicaComparison:
     """Compare the copies of all ranks. A collective operation with one small message. Every rank
-    passes the same number of parts."""
-    if world_size == 1 or not parts:
-        return ReplicaComparison(0, ())
+    passes the same number of parts.
+
+    kinds: the kind of each rank; only the copies of ranks of the same kind are compared.
+    """
+    world_size = len(kinds)
     numbers = [number for part in parts for number in checksum(part.tensors)]
     mine = torch.tensor(numbers, dtype=torch.int64, device=device)
     gathered = [torch.empty_like(mine) for _ in range(world_size)]
     dist.all_gather(gathered, mine)
     everyones = torch.stack(gathered).view(world_size, len(parts), 2).tolist()
     by_part = [[tuple(of_rank[n]) for of_rank in everyones] for n in range(len(parts))]
-    holders = [[part.holder_of(rank) for rank in range(world_size)] for part in parts]
+    holders = [
+        [(part.holder_of(rank), kind) for rank, kind in enumerate(kinds)] for part in parts
+    ]
     return judge(by_part, holders)
 
 
 def judge(
-    checksums: Sequence[Sequence[tuple[int, ...]]], holders: Sequence[Sequence[int]]
+    checksums: Sequence[Sequence[tuple[int, ...]]], holders: Sequence[Sequence[Hashable]]
 ) -> ReplicaComparison:
     """Return the result of a comparison. Both arguments contain an item for each rank of each part:
-    the rank's checksum, and a number that is equal on the ranks that hold the same part. Pure."""
+    the rank's checksum, and a value that is equal on the ranks whose parts are compared.
+
+    The ranks that differ, and those that differ from a majority, are determined by the first part
+    that shows any, because a fault in this part might have spread to the later parts of other
+    ranks. Pure.
+    """
     differing: set[int] = set()
     culprits: set[int] = set()
+    compared: set[int] = set()
     for of_part, holder_of in zip(checksums, holders, strict=True):
-        for holder in set(holder_of):
-            ranks = [rank for rank, other in enumerate(holder_of) if other == holder]
+        ranks_of: dict[Hashable, list[int]] = {}
+        for rank, holder in enumerate(holder_of):
+            ranks_of.setdefault(holder, []).append(rank)
+        found: set[int] = set()
+        named: set[int] = set()
+        for ranks in ranks_of.values():
+            compared.update(ranks if len(ranks) > 1 else ())
             ((usual, count),) = Counter(of_part[rank] for rank in ranks).most_common(1)
             others = {rank for rank in ranks if of_part[rank] != usual}
-            differing |= others
+            found |= others
             if 2 * count > len(ranks):
-                culprits |= others
-    return ReplicaComparison(len(differing), tuple(sorted(culprits)))
+                named |= others
+        differing, culprits = differing or found, culprits or named
+    return ReplicaComparison(len(differing), tuple(sorted(culprits)), len(compared))
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -16,11 +16,13 @@ from torch import Tensor, nn
 from dray.spec import JobSpec
 from dray.train.prepared.dtensor import local
 from ray_workers.shared.heartbeat import HeartbeatPage
+from ray_workers.training import devices
 from ray_workers.training.core.schedule import Calendar
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMappedSamples
 from ray_workers.training.data.prefetcher import Feed, Prefetcher, Share
 from ray_workers.training.data.sampler import DistributedBatchSampler
+from ray_workers.training.elastic import process_group
 from ray_workers.training.parallel.activation_checkpointing import prepare_blocks
 from ray_workers.training.parallel.gradients import EngineParts, GradientEngine
 from ray_workers.training.parallel.meta_init import materialise
@@ -133,6 +135,7 @@ class Strategy(ABC):
         self.given = given
         self.options = given.spec.train
         self.device = given.device
+        self._hardware: list[object] | None = None
 
     def run(self, trainer: Trainer, rendezvous: RendezvousHandler, train: TrainingLoop) -> None:
         """Train until the job ends. train: the loop for ranks that train in groups. Raises
@@ -142,6 +145,7 @@ class Strategy(ABC):
     def join_group(self, rank: int, world_size: int) -> None:
         """Join a group that has just been formed."""
         self.rank, self.world_size = rank, world_size
+        self._hardware = None
 
     @abstractmethod
     def data_part(self) -> DataPart:
@@ -188,10 +192,25 @@ class Strategy(ABC):
         empty if each rank has its own weights, or if there are no replicas."""
         return ()
 
-    def compare_copies(self) -> ReplicaComparison:
-        """Compare the weights and optimizer states that should be equal between ranks. A
-        collective."""
-        return compare(self.replicated(), self.device, self.world_size)
+    def hardware(self) -> list[object]:
+        """Return, for each rank, a value that is equal on ranks whose devices compute bitwise equal
+        results. The first call in a group is a collective."""
+        if self._hardware is None:
+            mine: object = devices.arithmetic(self.device)
+            self._hardware = process_group.gathered(mine, self.world_size)
+        return self._hardware
+
+    def compare_copies(self, left_out: Collection[int] = ()) -> ReplicaComparison:
+        """Compare the weights and optimizer states that should be equal between ranks. Only ranks
+        with equal hardware are compared, because other ranks can differ without a fault. left_out:
+        ranks that are not compared. A collective."""
+        parts = self.replicated()
+        if self.world_size == 1 or not parts:
+            return ReplicaComparison(0, ())
+        kinds = [
+            (kind, rank if rank in left_out else None) for rank, kind in enumerate(self.hardware())
+        ]
+        return compare(parts, self.device, kinds)
 
     def flip_bit(self) -> None:
         """Flip a bit of a parameter that this rank updates, as a fault of its memory would."""
