@@ -17,13 +17,14 @@ from torch import Tensor
 
 from benchmarks.equality import work
 from ray_workers.shared.contracts import RankTask
+from ray_workers.training import devices
 from ray_workers.training.core.faultpoints import FaultPoint, arm_with
 from ray_workers.training.core.schedule import LearningRates
 from ray_workers.training.loop.trainer import Trainer
 from ray_workers.training.parallel.model_parallel.model_parallel import ModelParallel
-from tests.marks import FRESH_SEEDS, SOAK, soak_but
+from tests.marks import FRESH_SEEDS, soak_but
 from tests.unit.training.elastic.test_recovery import die
-from tests.unit.training.jobs import document
+from tests.unit.training.jobs import document, series
 from tests.unit.training.ranks import frames, run_ranks
 
 EVERY, NUM_STEPS = 2, 6
@@ -228,3 +229,111 @@ def run(tmp_path: Path, name: str, kind: str, damage: str, ranks: list[int], ste
 def test_what_a_plain_comparison_finds_is_found(name: str, tmp_path: Path) -> None:
     seed = str(random.random()) if FRESH_SEEDS else "0"
     run(tmp_path, name, *drawn(name, seed))
+
+
+def checked(num_workers: int, every: int = 1000, **train: Any) -> dict[str, Any]:
+    """Return a job with few comparisons of its own."""
+    spec = document(num_workers, **{"epochs": 1, "max_steps": NUM_STEPS, **train})
+    return {**spec, "check": {"replicas_every": every}}
+
+
+def corrupt_weights(task: RankTask, rank: int, step: int) -> None:
+    if task.rank == rank and task.incarnation == 0:
+        act = functools.partial(corrupt, kind="weight", damage="bit")
+        arm_with(FaultPoint.STEP_ENDS, act, at_step=step)
+
+
+def test_no_checkpoint_and_no_result_contains_a_difference(tmp_path: Path) -> None:
+    spec = {**checked(3), "checkpoint": {"every_steps": 2}}
+    before = functools.partial(corrupt_weights, rank=0, step=3)
+    assert run_ranks(tmp_path / "saved", spec, world_size=3, before=before) == [1] * 3
+    assert [one["step"] for one in frames(tmp_path / "saved", kind="checkpoint")] == [2]
+    assert frames(tmp_path / "saved", rank=1, kind="replicas")[-1]["step"] == 4
+
+    early = {"patience": 1, "min_delta": 1e9, "metric": "val/loss"}
+    stops = checked(3, epochs=50, max_steps=None, eval_every_epochs=1, early_stopping=early)
+    stops["checkpoint"] = {"every_steps": 1000}
+    before = functools.partial(corrupt_weights, rank=0, step=16)
+    assert run_ranks(tmp_path / "stopped", stops, world_size=3, before=before) == [1] * 3
+    assert not (tmp_path / "stopped" / "attempt-1" / "artifacts").exists()
+    (report,) = frames(tmp_path / "stopped", rank=1, kind="replicas")
+    assert [one["rank"] for one in report["culprits"]] == [0]
+
+
+def test_a_drill_in_the_step_of_a_checkpoint_is_found_before_the_checkpoint(tmp_path: Path) -> None:
+    spec = {**checked(2), "checkpoint": {"every_steps": 2}}
+    assert run_ranks(tmp_path, spec, world_size=2, before=drill_at_step_4) == [1, 1]
+    assert [one["step"] for one in frames(tmp_path, kind="checkpoint")] == [2]
+    assert frames(tmp_path, kind="replicas")[-1]["is_drill"] is True
+
+
+def drill_at_step_4(task: RankTask) -> None:
+    if task.rank == 0:
+        arm_with(FaultPoint.STEP_ENDS, lambda trainer: trainer.replica_check._ask(), at_step=4)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_difference_is_found_when_a_lost_rank_is_replaced(rank: int, tmp_path: Path) -> None:
+    """The replacement gets a copy of rank 0, which is not counted."""
+    before = functools.partial(lose_a_rank, rank=rank)
+    codes = run_ranks(tmp_path, checked(4), world_size=4, before=before, recovers=True)
+    assert codes == [1] * 4
+    reports = [one for each in range(4) for one in frames(tmp_path, rank=each, kind="replicas")]
+    ((report, named),) = [(one, [c["rank"] for c in one["culprits"]]) for one in reports]
+    assert (named, report["num_differing"], report["step"]) == ([rank], 1, 4)
+    causes = {frames(tmp_path, rank=each, kind="error")[-1]["cause"] for each in range(4)}
+    assert causes == {"corrupted"}
+
+
+def lose_a_rank(task: RankTask, rank: int) -> None:
+    corrupt_weights(task, rank, 3)
+    if task.rank == 3 and task.incarnation == 0:
+        arm_with(FaultPoint.BEFORE_EXCHANGE, lambda _: die(), at_step=5)
+
+
+def test_equal_copies_after_a_recovery_are_reported(tmp_path: Path) -> None:
+    """So that the service knows the same last comparison as the ranks, which keep only the newest
+    checkpoint up to it."""
+    before = functools.partial(lose_a_rank, rank=-1)
+    codes = run_ranks(tmp_path, checked(4), world_size=4, before=before, recovers=True)
+    assert codes == [0] * 4
+    reports = frames(tmp_path, kind="replicas")
+    assert [(one["step"], one["num_differing"]) for one in reports] == [(4, 0), (NUM_STEPS, 0)]
+
+
+def test_ranks_with_other_arithmetic_are_not_compared(tmp_path: Path) -> None:
+    """The results of rank 2 differ without a fault, because it pretends to have other hardware."""
+    before = functools.partial(have_other_hardware, home=tmp_path, ranks=[2])
+    assert run_ranks(tmp_path, checked(3, every=2), world_size=3, before=before) == [0] * 3
+    assert set(series(tmp_path, "check/replicas_differ").values()) == {0.0}
+    assert plainly_compared(tmp_path, 3, {})[1] == [2]
+
+    broken = tmp_path / "broken"
+    before = functools.partial(have_other_hardware, home=broken, ranks=[1, 2])
+    assert run_ranks(broken, checked(3, every=2), world_size=3, before=before) == [1] * 3
+    report = frames(broken, kind="replicas")[-1]
+    assert report["num_differing"] == 1
+    assert report["culprits"] == []  # two ranks have equal hardware, and no majority
+
+
+def have_other_hardware(task: RankTask, home: Path, ranks: list[int]) -> None:
+    """Let rank 2 have other hardware than the others, and change the weights of these ranks."""
+    if task.rank == 2:
+        devices.arithmetic = lambda _: ("another GPU",)
+    home.mkdir(exist_ok=True)
+    damage_and_store(task, "weight", "bit", ranks, 3)
+
+
+def test_arithmetic_depends_on_the_number_of_threads() -> None:
+    """Sums of large tensors are added in another order."""
+    values = [torch.randn(300_000 + 1000 * n) for n in range(20)]
+    cpu, before, found = torch.device("cpu"), torch.get_num_threads(), []
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            found.append((devices.arithmetic(cpu), [one.sum().item() for one in values]))
+    finally:
+        torch.set_num_threads(before)
+    (one, sums), (other, other_sums) = found
+    assert sums != other_sums
+    assert one != other
