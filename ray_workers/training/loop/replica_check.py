@@ -6,21 +6,19 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from dray import train
-from dray.spec import JobSpec
 from ray_workers.shared.commands import CORRUPT_SIGNAL
 from ray_workers.shared.frames import Culprit, ReplicasReport
 from ray_workers.shared.job_log import log
 from ray_workers.training import devices
-from ray_workers.training.checkpoint.manager import CheckpointManager
 from ray_workers.training.core.errors import CorruptedReplicaError, ReplicasDifferError
 from ray_workers.training.elastic import process_group
-from ray_workers.training.parallel import Strategy
-from ray_workers.training.parallel.replicas import ReplicaComparison
+from ray_workers.training.parallel.replicas import ReplicaComparison, ReplicaGroup
 
 NUM_DIFFERING, CHECK_TIME = "check/replicas_differ", "perf/check_time_s"
 
@@ -28,10 +26,13 @@ NUM_DIFFERING, CHECK_TIME = "check/replicas_differ", "perf/check_time_s"
 class ReplicaCheck:
     """The comparisons of one rank. All ranks make the same calls."""
 
-    def __init__(self, spec: JobSpec, device: torch.device, checkpoints: CheckpointManager) -> None:
-        """checkpoints: learns after which step the replicas were last equal."""
-        self._checkpoints = checkpoints
-        self._every = None if spec.check is None else spec.check.replicas_every
+    def __init__(
+        self, every: int | None, device: torch.device, agreed: Callable[[int], None]
+    ) -> None:
+        """every: number of steps between comparisons; None for no comparisons. agreed: is called
+        with each step after which the replicas were equal."""
+        self._every = every
+        self._note_agreement = agreed
         self._device = device
         self._seen = 0
         self._compared: int | None = None
@@ -48,7 +49,7 @@ class ReplicaCheck:
         """Count the steps from `step`, whose state all ranks have just loaded or initialised."""
         self._seen = self._compared = step
         if self._every is not None:
-            self._checkpoints.checked_step = step
+            self._note_agreement(step)
 
     def regrouped_at(self, step: int, rank: int, is_compared: bool) -> None:
         """Count the steps from `step`, after which a new group has formed. is_compared: whether the
@@ -57,29 +58,31 @@ class ReplicaCheck:
         if self._every is not None and is_compared:
             self._agreed(step, rank)
 
-    def after_step(self, step: int, strategy: Strategy, *, is_saved: bool) -> None:
+    def after_step(self, step: int, strategy: ReplicaGroup, *, is_saved: bool) -> None:
         """Compare the replicas if a comparison is due, or if a checkpoint is saved after the step.
         A collective operation. Raises ReplicasDifferError if they differ."""
         if self._is_asked:  # before the comparison, so that no checkpoint is saved in between
             self._is_asked, self._is_drill = False, True
             strategy.flip_bit()
-        every = self._every
-        if every is not None and (is_saved or step // every > self._seen // every):
+        every, before = self._every, self._seen
+        self._seen = step  # even if the group breaks, because a replacement counts from this step
+        if every is not None and (is_saved or step // every > before // every):
             self.compare(step, strategy)
-        self._seen = step
 
-    def compare(self, step: int, strategy: Strategy) -> None:
+    def compare(self, step: int, strategy: ReplicaGroup, *, again: bool = False) -> None:
         """Compare the replicas, unless they were already compared after this step. A collective
-        operation. Raises ReplicasDifferError if they differ."""
-        if self._every is None or step == self._compared or strategy.world_size == 1:
+        operation. Raises ReplicasDifferError if they differ. again: also compare replicas that were
+        already compared."""
+        is_known = step == self._compared
+        if self._every is None or (is_known and not again) or strategy.world_size == 1:
             return
+        self._compared = step
         began = time.perf_counter()
         found = strategy.compare_copies()
         self._note_hardware(strategy)
-        self._compared = step
         if not found.num_compared:
             return
-        if strategy.rank == 0:
+        if strategy.rank == 0 and not is_known:
             took = time.perf_counter() - began
             train.report(step, {NUM_DIFFERING: found.num_differing, CHECK_TIME: took})
         if found.num_differing:
@@ -87,11 +90,11 @@ class ReplicaCheck:
         self._agreed(step, strategy.rank)
 
     def _agreed(self, step: int, rank: int) -> None:
-        self._checkpoints.checked_step = step
+        self._note_agreement(step)
         if rank == 0:
             _report(ReplicasReport(step, 0, [], is_drill=False))
 
-    def refuse(self, step: int, strategy: Strategy, *, is_copy: bool) -> None:
+    def refuse(self, step: int, strategy: ReplicaGroup, *, is_copy: bool) -> None:
         """Report replicas that differ after the group was formed again, and raise
         ReplicasDifferError; do nothing if the document requests no comparisons. A collective
         operation. is_copy: whether this rank has just received its state from another rank."""
@@ -103,7 +106,7 @@ class ReplicaCheck:
             found = strategy.compare_copies()
         self._fail(step, strategy, found)
 
-    def _note_hardware(self, strategy: Strategy) -> None:
+    def _note_hardware(self, strategy: ReplicaGroup) -> None:
         """Log once that ranks with different hardware are not compared."""
         kinds = strategy.hardware()
         if strategy.rank or self._is_noted or len(set(kinds)) < 2:
@@ -118,7 +121,7 @@ class ReplicaCheck:
             f"operations can differ on other hardware; the ranks run on ({ranks})"
         )
 
-    def _fail(self, step: int, strategy: Strategy, found: ReplicaComparison) -> None:
+    def _fail(self, step: int, strategy: ReplicaGroup, found: ReplicaComparison) -> None:
         """Report the differing replicas, and raise the error that ends the attempt."""
         mine = socket.gethostname(), _described(self._device), self._is_drill
         everyones = process_group.gathered(mine, strategy.world_size)

@@ -85,7 +85,8 @@ class Trainer:
         self.checkpoints = CheckpointManager(
             task.checkpoint_url, keep=rule.keep, best=rule.best, progressed=page.move
         )
-        self.replica_check = ReplicaCheck(spec, self.device, self.checkpoints)
+        every = None if spec.check is None else spec.check.replicas_every
+        self.replica_check = ReplicaCheck(every, self.device, self._agreed)
         self._furthest_step = task.furthest_step
         auto = self.calendar.save_every_steps is None
         interval = CheckpointInterval(task.worker_mtbf_s) if auto else None
@@ -151,6 +152,9 @@ class Trainer:
         self.memory.begin_copy(self.progress, self.strategy.model.buffers())
         self.page.begin(self.assignment.generation, self.progress.step)
         faultpoint(FaultPoint.RESTORED, self.progress.step, self)
+
+    def _agreed(self, step: int) -> None:
+        self.checkpoints.checked_step = step
 
     def _found_different(self, step: int, is_copy: bool) -> None:
         self.replica_check.refuse(step, self.strategy, is_copy=is_copy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dray.train.prepared.copies import checksum
+from dray.train.prepared.dtensor import local
+from ray_workers.training import devices
+from ray_workers.training.elastic import process_group
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,50 @@ class ReplicaComparison:
     """Number of ranks of which at least one part was compared with another rank's part."""
 
 
+class ReplicaGroup:
+    """This rank among the ranks that hold replicas of the model."""
+
+    rank = 0
+    world_size = 1
+    device: torch.device
+    _hardware: list[object] | None = None
+    """The result of `hardware` in the current group."""
+
+    def replicated(self) -> Sequence[Replicated]:
+        """Return the parts of the state of which other ranks hold equal copies after every step;
+        empty if each rank has its own weights, or if there are no replicas."""
+        return ()
+
+    def hardware(self) -> list[object]:
+        """Return, for each rank, a value that is equal on ranks whose devices compute bitwise equal
+        results. The first call in a group is a collective."""
+        if self._hardware is None:
+            mine: object = devices.arithmetic(self.device)
+            self._hardware = process_group.gathered(mine, self.world_size)
+        return self._hardware
+
+    def compare_copies(self, left_out: Collection[int] = ()) -> ReplicaComparison:
+        """Compare the weights and optimizer states that should be equal between ranks. Only ranks
+        with equal hardware are compared, because other ranks can differ without a fault. left_out:
+        ranks that are not compared. A collective."""
+        parts = self.replicated()
+        if self.world_size == 1 or not parts:
+            return ReplicaComparison(0, ())
+        kinds = [
+            (kind, rank if rank in left_out else None) for rank, kind in enumerate(self.hardware())
+        ]
+        return compare(parts, self.device, kinds)
+
+    def flip_bit(self) -> None:
+        """Flip a bit of a parameter that this rank updates, as a fault of its memory would."""
+        parts = (local(parameter) for parameter in self.updated_parameters())
+        flip_bit(next(part for part in parts if part.numel()))
+
+    def updated_parameters(self) -> Iterable[Tensor]:
+        """Return the parameters that this rank's optimizer updates."""
+        raise NotImplementedError
+
+
 def compare(
     parts: Sequence[Replicated], device: torch.device, kinds: Sequence[Hashable]
 ) -> ReplicaComparison:
@@ -50,9 +97,7 @@ def compare(
     dist.all_gather(gathered, mine)
     everyones = torch.stack(gathered).view(world_size, len(parts), 2).tolist()
     by_part = [[tuple(of_rank[n]) for of_rank in everyones] for n in range(len(parts))]
-    holders = [
-        [(part.holder_of(rank), kind) for rank, kind in enumerate(kinds)] for part in parts
-    ]
+    holders = [[(part.holder_of(rank), kind) for rank, kind in enumerate(kinds)] for part in parts]
     return judge(by_part, holders)
 
 

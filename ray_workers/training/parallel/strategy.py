@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -14,20 +14,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dray.spec import JobSpec
-from dray.train.prepared.dtensor import local
 from ray_workers.shared.heartbeat import HeartbeatPage
-from ray_workers.training import devices
 from ray_workers.training.core.schedule import Calendar
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMappedSamples
 from ray_workers.training.data.prefetcher import Feed, Prefetcher, Share
 from ray_workers.training.data.sampler import DistributedBatchSampler
-from ray_workers.training.elastic import process_group
 from ray_workers.training.parallel.activation_checkpointing import prepare_blocks
 from ray_workers.training.parallel.gradients import EngineParts, GradientEngine
 from ray_workers.training.parallel.meta_init import materialise
 from ray_workers.training.parallel.pieces import Piece
-from ray_workers.training.parallel.replicas import ReplicaComparison, Replicated, compare, flip_bit
+from ray_workers.training.parallel.replicas import ReplicaGroup
 
 if TYPE_CHECKING:
     from ray_workers.training.elastic.rendezvous import RendezvousHandler
@@ -107,7 +104,7 @@ class Update(Protocol):
         """Perform an optimizer step, and return the gradient norm before clipping."""
 
 
-class Strategy(ABC):
+class Strategy(ReplicaGroup, ABC):
     """Owns the model, its gradient engine (`gradients`) and the optimizer step (`update`).
 
     For each group that the rank joins, the loop calls `join_group`, `sync_progress`, `load` if
@@ -125,8 +122,6 @@ class Strategy(ABC):
     update: Update
     model: nn.Module
     """This rank's part of the model."""
-    rank = 0
-    world_size = 1
     coordinates: tuple[int, ...] = ()
     """The rank's position among the ranks that share a model. Random numbers depend on this
     position."""
@@ -135,7 +130,6 @@ class Strategy(ABC):
         self.given = given
         self.options = given.spec.train
         self.device = given.device
-        self._hardware: list[object] | None = None
 
     def run(self, trainer: Trainer, rendezvous: RendezvousHandler, train: TrainingLoop) -> None:
         """Train until the job ends. train: the loop for ranks that train in groups. Raises
@@ -186,36 +180,6 @@ class Strategy(ABC):
 
         state: returns the state that ranks with less progress need for `load`.
         """
-
-    def replicated(self) -> Sequence[Replicated]:
-        """Return the parts of the state of which other ranks hold equal copies after every step;
-        empty if each rank has its own weights, or if there are no replicas."""
-        return ()
-
-    def hardware(self) -> list[object]:
-        """Return, for each rank, a value that is equal on ranks whose devices compute bitwise equal
-        results. The first call in a group is a collective."""
-        if self._hardware is None:
-            mine: object = devices.arithmetic(self.device)
-            self._hardware = process_group.gathered(mine, self.world_size)
-        return self._hardware
-
-    def compare_copies(self, left_out: Collection[int] = ()) -> ReplicaComparison:
-        """Compare the weights and optimizer states that should be equal between ranks. Only ranks
-        with equal hardware are compared, because other ranks can differ without a fault. left_out:
-        ranks that are not compared. A collective."""
-        parts = self.replicated()
-        if self.world_size == 1 or not parts:
-            return ReplicaComparison(0, ())
-        kinds = [
-            (kind, rank if rank in left_out else None) for rank, kind in enumerate(self.hardware())
-        ]
-        return compare(parts, self.device, kinds)
-
-    def flip_bit(self) -> None:
-        """Flip a bit of a parameter that this rank updates, as a fault of its memory would."""
-        parts = (local(parameter) for parameter in self.updated_parameters())
-        flip_bit(next(part for part in parts if part.numel()))
 
     def updated_parameters(self) -> Iterable[Tensor]:
         """Return the parameters that this rank's optimizer updates."""

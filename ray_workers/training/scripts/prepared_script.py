@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -14,16 +14,26 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from dray import train
+from dray.train import reporting
 from dray.train.prepared.group import LoopPhase
+from dray.train.prepared.trained import Trained
 from ray_workers.shared.contracts import RankTask
-from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase, TimeCategory
+from ray_workers.shared.heartbeat import (
+    HeartbeatPage,
+    RankAssignment,
+    RankPhase,
+    TimeCategory,
+)
 from ray_workers.training.core.errors import RESUMES, CopiesDifferError, PartsLostError
 from ray_workers.training.core.exits import Left
 from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 from ray_workers.training.elastic import state_transfer
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
+from ray_workers.training.loop.replica_check import ReplicaCheck
+from ray_workers.training.parallel.replicas import ReplicaGroup, Replicated
 from ray_workers.training.scripts.rank_checkpoints import RankCheckpoints, read_divided
 
 _PHASES = {
@@ -75,6 +85,12 @@ class RankGroup:
         self._furthest_step = task.furthest_step
         self._device = torch.device(task.device)
         self._rendezvous = RendezvousHandler(task, page)
+        check = task.spec.get("check")
+        every = None if check is None else int(check["replicas_every"])
+        self._replica_check = ReplicaCheck(every, self._device, reporting.replicas_agreed)
+        self._has_begun = False
+        """Whether the script has reached a batch in this process."""
+        self._replicas: ScriptReplicas | None = None
         self._is_elastic = bool(task.spec.get("elastic"))
         self._is_asked_to_leave = False
         page.show_prepared()
@@ -107,8 +123,20 @@ class RankGroup:
         os.environ["RANK"] = os.environ["ROLE_RANK"] = str(self.rank)
         os.environ["WORLD_SIZE"] = os.environ["ROLE_WORLD_SIZE"] = str(self.world_size)
 
-    def check(self) -> None:
+    def check(self, step: int, trained: Trained) -> None:
         self._rendezvous.check()
+        if self._has_begun:
+            self._replica_check.after_step(step, self._replicas_of(trained), is_saved=False)
+        else:  # the other ranks might have compared after this step before this process joined
+            self._has_begun = True
+            self._replica_check.begins_at(step)
+
+    def _replicas_of(self, trained: Trained) -> ScriptReplicas:
+        """Return the replicas in the current group."""
+        assignment = self._rendezvous.assignment
+        if self._replicas is None or self._replicas.assignment != assignment:
+            self._replicas = ScriptReplicas(trained, self._device, assignment)
+        return self._replicas
 
     def may_follow(self, error: BaseException) -> bool:
         return self._rendezvous.may_follow(error)
@@ -176,7 +204,8 @@ class RankGroup:
         if self._checkpoints is not None:
             self._checkpoints.close()
 
-    def finish(self) -> None:
+    def finish(self, step: int, trained: Trained) -> None:
+        self._replica_check.compare(step, self._replicas_of(trained), again=True)
         self._rendezvous.finish()
         self._rendezvous.leave()
 
@@ -184,6 +213,21 @@ class RankGroup:
         if self._is_asked_to_leave:
             raise Left
         self._is_asked_to_leave = True
+
+
+class ScriptReplicas(ReplicaGroup):
+    """The models and optimizers of a script, of which each rank has a copy."""
+
+    def __init__(self, trained: Trained, device: torch.device, assignment: RankAssignment) -> None:
+        self.device, self.assignment = device, assignment
+        self.rank, self.world_size = assignment.rank, assignment.world_size
+        self._trained = trained
+
+    def replicated(self) -> Sequence[Replicated]:
+        return [Replicated(self._trained.replicated(), lambda _: 0)]
+
+    def updated_parameters(self) -> Iterable[Tensor]:
+        return self._trained.parameters
 
 
 class _Unobserved:

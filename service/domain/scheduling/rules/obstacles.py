@@ -105,7 +105,9 @@ class Obstacles:
         self._stuck = self._kinds_of(stuck)
         """The kinds of nodes with quarantined slots, as bits."""
         self._withheld = [
-            (self._kinds.bit_of(node.id), *node.withheld) for node in nodes if node.withheld
+            (self._kinds.bit_of(node.id), node.withheld[0], node.withheld[1:])
+            for node in nodes
+            if node.withheld
         ]
         """The kind, the host name, and the withheld resources of each node with a fault."""
         self._free = free
@@ -227,7 +229,7 @@ class Obstacles:
         needed = {name for name, _ in kind.counted}
         hosts = {
             host
-            for bit, host, *names in self._withheld
+            for bit, host, names in self._withheld
             if bit & reach.node_kinds and needed.intersection(names)
         }
         if not hosts:

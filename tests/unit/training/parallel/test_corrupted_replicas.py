@@ -36,9 +36,7 @@ def images(folder: Path, num_workers: int, more: dict[str, Any], **train: Any) -
 
 def text(folder: Path, num_workers: int, more: dict[str, Any], **train: Any) -> dict[str, Any]:
     source = work.write_text(folder, num_sentences=250)
-    return dict(
-        work.document(source, num_workers, more["parallel"], max_steps=NUM_STEPS, **train)
-    )
+    return dict(work.document(source, num_workers, more["parallel"], max_steps=NUM_STEPS, **train))
 
 
 Made = tuple[Callable[..., dict[str, Any]], int, dict[str, Any], dict[str, Any]]
@@ -184,7 +182,7 @@ def plainly_compared(home: Path, num_ranks: int, more: dict[str, Any]) -> tuple[
 
 
 def drawn(name: str, seed: str) -> tuple[str, str, list[int], int]:
-    make, num_ranks, _, train = STRATEGIES[name]
+    _, num_ranks, _, train = STRATEGIES[name]
     draw = random.Random(f"{name} {seed}")
     kinds = ["weight", "moment", "lr"]
     kinds += ["average"] * ("ema" in train) + ["rng"] * (draw.random() < 0.1)
@@ -200,9 +198,7 @@ def run(tmp_path: Path, name: str, kind: str, damage: str, ranks: list[int], ste
     """Run a job with this fault, and compare its report with the plain comparison."""
     make, num_ranks, more, train = STRATEGIES[name]
     spec = {**make(tmp_path, num_ranks, more, **train), "check": {"replicas_every": EVERY}}
-    before = functools.partial(
-        damage_and_store, kind=kind, damage=damage, ranks=ranks, step=step
-    )
+    before = functools.partial(damage_and_store, kind=kind, damage=damage, ranks=ranks, step=step)
     codes = run_ranks(tmp_path, spec, world_size=num_ranks, before=before)
     reports = [
         one for rank in range(num_ranks) for one in frames(tmp_path, rank=rank, kind="replicas")
@@ -220,7 +216,9 @@ def run(tmp_path: Path, name: str, kind: str, damage: str, ranks: list[int], ste
     assert (report["step"], named) == (found, culprits), case
     assert set(codes) == {1}, case
     causes = {
-        one["cause"] for rank in range(num_ranks) for one in frames(tmp_path, rank=rank, kind="error")
+        one["cause"]
+        for rank in range(num_ranks)
+        for one in frames(tmp_path, rank=rank, kind="error")
     }
     assert causes == {"corrupted"}, case
 

@@ -428,8 +428,8 @@ async def test_a_waiting_job_names_the_withheld_nodes_that_it_could_use(world: W
     await eventually(is_told, "the withheld node is not named")
     assert await message() == (
         f"needs 1 worker of 1 CPU; 0 are free, and job {holds} holds 2 slots on suitable nodes; "
-        "node node-a.fake gets no new work because of a fault until an admin releases it (see `dray "
-        "cluster`)"
+        "node node-a.fake gets no new work because of a fault until an admin releases it (see "
+        "`dray cluster`)"
     )
     await runtime.jobs.cancel(holds)
     await eventually(is_told, "the withheld node is not named")
