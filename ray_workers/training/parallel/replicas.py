@@ -107,9 +107,9 @@ def judge(
     """Return the result of a comparison. Both arguments contain an item for each rank of each part:
     the rank's checksum, and a value that is equal on the ranks whose parts are compared.
 
-    The ranks that differ, and those that differ from a majority, are determined by the first part
-    that shows any, because a fault in this part might have spread to the later parts of other
-    ranks. Pure.
+    The ranks that differ are determined by the first part in which ranks differ, and the culprits
+    by the first part in which ranks differ from a majority. A fault in this part might have spread
+    to the later parts of other ranks. Pure.
     """
     differing: set[int] = set()
     culprits: set[int] = set()

@@ -77,8 +77,8 @@ class SeenNodes(Stage):
         faulty_cpus: Collection[str] = (),
     ) -> tuple[policy.Node, ...]:
         """Return the nodes for the plan. `alive` contains the attempts whose slots are included in
-        the holders. `withheld_hosts` are hosts with faults, `faulty_cpus` those with faults of
-        their CPUs."""
+        the holders. `withheld_hosts` are hosts with faults, and `faulty_cpus` are hosts with
+        faults of their CPUs."""
         self._look_at(cluster)
         held_by_node = slots.held_by_node(holders)
         sharing_on = sharing(holders if shares_gpus else ())
