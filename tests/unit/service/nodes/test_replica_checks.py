@@ -132,6 +132,7 @@ async def test_the_withheld_resources_depend_on_the_device(
     service.end(job_id, 1, Cause.CORRUPTED, "differ", [report])
     ((row,),) = service.database.read_sync(withheld.by_hostname).values()
     assert row.code == code
+    assert f"the replicas of rank 1 ({device}), rank 2 ({device}) differed" in row.reason
     (event,) = await events_of(service, job_id, "replicas_differ")
     assert event.data["withheld"] == ["big.lan"]
 
