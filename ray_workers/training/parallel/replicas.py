@@ -61,16 +61,23 @@ class ReplicaGroup:
         return self._hardware
 
     def compare_copies(self, left_out: Collection[int] = ()) -> ReplicaComparison:
-        """Compare the weights and optimizer states that should be equal between ranks. Only ranks
-        with equal hardware are compared, because other ranks can differ without a fault. left_out:
-        ranks that are not compared. A collective."""
+        """Compare the weights and optimizer states that should be equal between ranks. Only
+        replicas on equal hardware are compared, because other replicas can differ without a fault.
+        left_out: ranks that are not compared. A collective."""
         parts = self.replicated()
         if self.world_size == 1 or not parts:
             return ReplicaComparison(0, ())
+        hardware = self.hardware()
         kinds = [
-            (kind, rank if rank in left_out else None) for rank, kind in enumerate(self.hardware())
+            (tuple(hardware[r] for r in self.replica_of(rank)), rank if rank in left_out else None)
+            for rank in range(self.world_size)
         ]
         return compare(parts, self.device, kinds)
+
+    def replica_of(self, rank: int) -> Sequence[int]:
+        """Return the ranks that hold a whole replica together with this rank, in order. Results of
+        any of them can influence the state of all."""
+        return (rank,)
 
     def flip_bit(self) -> None:
         """Flip a bit of a parameter that this rank updates, as a fault of its memory would."""

@@ -173,6 +173,10 @@ class ModelParallel(Strategy):
         first = rank // block * block + rank % apart
         return range(first, first + block, apart)
 
+    def replica_of(self, rank: int) -> Sequence[int]:
+        index = self._twins_of(rank).index(rank)
+        return sorted({self._twins_of(each)[index] for each in range(self.world_size)})
+
     def prepare(self, feed: Feed, step: int) -> None:
         if self._parts is not None:
             self.load_peer_state(self._parts)

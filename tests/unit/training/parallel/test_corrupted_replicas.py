@@ -4,11 +4,13 @@ comparison of all states finds."""
 from __future__ import annotations
 
 import functools
+import itertools
 import pickle
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ from ray_workers.training import devices
 from ray_workers.training.core.faultpoints import FaultPoint, arm_with
 from ray_workers.training.core.schedule import LearningRates
 from ray_workers.training.loop.trainer import Trainer
-from ray_workers.training.parallel.model_parallel.model_parallel import ModelParallel
+from ray_workers.training.parallel.model_parallel.model_parallel import ModelParallel, Sharded
 from tests.marks import FRESH_SEEDS, soak_but
 from tests.unit.training.elastic.test_recovery import die
 from tests.unit.training.jobs import document, series
@@ -335,3 +337,18 @@ def test_arithmetic_depends_on_the_number_of_threads() -> None:
     (one, sums), (other, other_sums) = found
     assert sums != other_sums
     assert one != other
+
+
+def test_a_replica_has_one_rank_with_each_part() -> None:
+    """Compared with loops over the axes, from the outermost to the innermost."""
+    for sizes in itertools.product((1, 2), (2, 3), (1, 2), (1, 2), (1, 3)):
+        _, data, shard, context, tensor = sizes
+        positions = list(itertools.product(*map(range, sizes)))
+        strategy = object.__new__(Sharded)
+        strategy.world_size = len(positions)
+        named = {"tensor": tensor, "data": data}
+        mesh = SimpleNamespace(sizes=named, num_holders=shard * context)
+        strategy.mesh = mesh  # type: ignore[assignment]
+        for rank, at in enumerate(positions):
+            expected = [r for r, other in enumerate(positions) if other[1] == at[1]]
+            assert list(strategy.replica_of(rank)) == expected
