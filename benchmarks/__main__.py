@@ -78,6 +78,7 @@ BENCHMARKS = {
     "recovery": "recovery.measure",
     "goodput": "goodput.measure",
     "equality": "equality.measure",
+    "replica_checks": "replica_checks.measure",
     "wire": "wire.measure",
     "parameter_servers": "wire.servers",
     "server_replicas": "wire.replicas",

@@ -71,18 +71,27 @@ class Checkpoint:
 
 
 def staying(
-    in_order: Sequence[str], *, keep: int, reported: Mapping[str, float], known: Known
+    steps: Mapping[str, int],
+    *,
+    keep: int,
+    reported: Mapping[str, float],
+    known: Known,
+    checked_step: int | None = None,
 ) -> set[str]:
     """Return the URLs of the checkpoints to keep: the `keep` newest, the `keep` newest whose
-    reports the service has stored, and the `keep` newest whose reports were sent to it. If the node
-    is lost before it has sent all reports, the job can resume only from checkpoints whose reports
-    have arrived.
+    reports the service has stored, the `keep` newest whose reports were sent to it, and the newest
+    up to `checked_step`. If the node is lost before it has sent all reports, the job can resume
+    only from checkpoints whose reports have arrived.
 
-    in_order: URLs, oldest first. reported: offset in the spool at which each checkpoint's report
-    ends. The service has stored the report of every checkpoint that is not listed. known: number of
-    bytes of the spool that the service has stored, and number that were sent to it.
+    steps: the step of each URL, oldest first. reported: offset in the spool at which each
+    checkpoint's report ends. The service has stored the report of every checkpoint that is not
+    listed. known: number of bytes of the spool that the service has stored, and number that were
+    sent to it. checked_step: last step after which the replicas were equal, if they are compared.
     """
+    in_order = list(steps)
     kept = set(in_order[-keep:])
+    if checked_step is not None:
+        kept.update([url for url, step in steps.items() if step <= checked_step][-1:])
     for limit in known:
         kept.update([url for url in in_order if reported.get(url, 0.0) <= limit][-keep:])
     return kept
@@ -114,6 +123,8 @@ class ScriptCheckpoints:
         self._report_ends: dict[str, float] = {}
         self._saved: dict[int, SavedCheckpoint] = {}
         self._keep = 1
+        self.checked_step: int | None = None
+        """Last step after which the replicas of the model are known to have been equal."""
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         """Local copies of the files of remote checkpoints, deleted when the process ends."""
 
@@ -171,8 +182,13 @@ class ScriptCheckpoints:
         return Path(self._scratch.name, f"step-{ref.step}")
 
     def _drop_superseded(self) -> None:
-        in_order = [ref.url for ref in self._kept]
-        kept = staying(in_order, keep=self._keep, reported=self._report_ends, known=self._known())
+        kept = staying(
+            {ref.url: ref.step for ref in self._kept},
+            keep=self._keep,
+            reported=self._report_ends,
+            known=self._known(),
+            checked_step=self.checked_step,
+        )
         for old in [ref for ref in self._kept if ref.url not in kept]:
             self._kept.remove(old)
             try:

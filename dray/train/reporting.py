@@ -204,6 +204,11 @@ def save_checkpoint(
         return _checkpoints_of_the_job().save(source, base, number, values, keep)
 
 
+def replicas_agreed(step: int) -> None:
+    """Keep the newest checkpoint up to this step, after which all replicas were equal."""
+    _checkpoints_of_the_job().checked_step = step
+
+
 def load_checkpoint() -> Checkpoint | None:
     """Return the newest intact checkpoint of the job's earlier attempts, or None.
 

@@ -19,12 +19,15 @@ class QuarantinedSlots(View):
 
 
 class WithheldSlots(View):
-    """A fault because of which a node's GPUs get no new work until an admin releases the node."""
+    """A fault because of which a node's GPUs, or its CPUs, get no new work until an admin releases
+    the node."""
 
     gpu: str | None = None
     """UUID of the GPU with the fault; unset if the fault is not known to be that of one GPU."""
     code: str
-    """The kind of fault, such as `xid_79` or `ecc`."""
+    """The kind of fault, such as `xid_79`, `ecc` or `replicas_differ`. With
+    `replicas_differ_on_cpu`, the node's CPUs get no new work; with other codes, its GPUs, or its
+    CPUs if it has no GPU."""
     reason: str
     since: datetime
 

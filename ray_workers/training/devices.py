@@ -34,6 +34,18 @@ def synchronize(device: torch.device) -> None:
         module_of(device).synchronize()
 
 
+def arithmetic(device: torch.device) -> tuple[object, ...]:
+    """Return a value that is equal on two ranks only if the same operations on their devices yield
+    bitwise equal results. The order of additions depends on the number of threads."""
+    if is_gpu(device):
+        found = module_of(device).get_device_properties(device)
+        names = ("name", "major", "minor", "multi_processor_count")
+        kind = tuple(getattr(found, name, None) for name in names)
+        return (torch.__version__, torch.version.cuda, device.type, *kind)
+    kind = (torch.backends.cpu.get_cpu_capability(), f"{torch.get_num_threads()} threads")
+    return (torch.__version__, *kind)
+
+
 def seed(device: torch.device, number: int) -> None:
     """Seed only the device's own generator. `torch.manual_seed` would seed the generators of all
     backends."""

@@ -47,27 +47,38 @@ def began_at_step(attempt: AttemptRow | Row[Any, Any, Any]) -> int | None:
 
 
 def counting_checkpoints(session: Session, job_id: str) -> list[CheckpointRow]:
-    """Return the job's checkpoints, newest first, except for steps that a later attempt
-    repeated."""
-    rows = repository.of_job(session, job_id)
-    ends = last_steps({row.attempt: began_at_step(row) for row in rows})
-    return [row for row in repository.checkpoints(session, job_id) if row.step <= ends[row.attempt]]
+    """Return the job's checkpoints, newest first, except for steps that a later attempt repeated.
+    If the replicas of the model differed in an attempt, only its checkpoints up to the last
+    comparison that showed equal replicas are included."""
+    return _counting(session, job_id)[0]
 
 
-def resumable_checkpoints(session: Session, job_id: str) -> list[CheckpointRow]:
-    """Return the job's `counting_checkpoints` from which it may resume, newest first. If the
-    replicas of the model differed in an attempt, only its checkpoints up to the last comparison
-    that showed equal replicas are included."""
+def _counting(session: Session, job_id: str) -> tuple[list[CheckpointRow], list[CheckpointRow]]:
+    """Return the job's counting checkpoints, and the checkpoints that do not count because the
+    replicas might have differed. Both are newest first."""
+    attempts = repository.of_job(session, job_id)
+    ends = last_steps({row.attempt: began_at_step(row) for row in attempts})
     checked = {
         row.attempt: -1 if row.checked_step is None else row.checked_step
-        for row in repository.of_job(session, job_id)
+        for row in attempts
         if row.corrupted_step is not None or row.reason_code == Cause.CORRUPTED
     }
-    return [
-        row
-        for row in counting_checkpoints(session, job_id)
-        if row.attempt not in checked or row.step <= checked[row.attempt]
-    ]
+    counting, suspect = [], []
+    for row in repository.checkpoints(session, job_id):
+        if row.step > checked.get(row.attempt, row.step):
+            suspect.append(row)
+        elif row.step <= ends[row.attempt]:
+            counting.append(row)
+    return counting, suspect
+
+
+def why_missing(session: Session, job_id: str, step: int | None = None) -> str:
+    """Return the rest of a sentence that states that the job has no checkpoint at this step (None:
+    at any step): why an existing checkpoint does not count, or an empty string."""
+    _, suspect = _counting(session, job_id)
+    if not any(step in (None, row.step) for row in suspect):
+        return ""
+    return " that was saved before the replicas of the model might have differed"
 
 
 def of_job(session: Session, job: JobRow) -> tuple[list[CheckpointRow], CheckpointRow | None]:
@@ -105,7 +116,7 @@ def at_step(session: Session, job_id: str, step: int) -> CheckpointRow:
             return row
     steps = ", ".join(str(row.step) for row in rows[:10])
     raise CheckpointNotFound(
-        f"the job {job_id} has no checkpoint at step {step}",
+        f"the job {job_id} has no checkpoint at step {step}{why_missing(session, job_id, step)}",
         hint=f"the job has checkpoints at steps {steps}" if steps else "the job has no checkpoints",
     )
 

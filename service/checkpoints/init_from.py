@@ -148,12 +148,14 @@ def _no_such_step(session: Session, job: JobRow, wanted: Wanted) -> InitFromNotF
     steps = ", ".join(str(row.step) for row in rows[:10])
     metric = catalog.best_metric(job)
     if not rows:
-        message, hint = f"the job {job.id} has no checkpoint", None
+        message = f"the job {job.id} has no checkpoint{catalog.why_missing(session, job.id)}"
+        hint = None
     elif wanted == "best":
         why = f"none was measured by {metric}" if metric else "its checkpoint.best names no metric"
         message = f"the job {job.id} has no best checkpoint: {why}"
         hint = f"use latest, or one of the steps {steps}"
     else:
-        message = f"the job {job.id} has no checkpoint at step {wanted}"
+        why = catalog.why_missing(session, job.id, wanted) if isinstance(wanted, int) else ""
+        message = f"the job {job.id} has no checkpoint at step {wanted}{why}"
         hint = f"the job has checkpoints at steps {steps}"
     return InitFromNotFound(message, pointer="/init_from/step", hint=hint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from sqlalchemy.orm import Session
@@ -38,16 +39,12 @@ def take(
         if last is None
         else f"; they were last equal after step {last}"
     )
-    held = (
-        []
-        if report.is_drill
-        else [_withhold(session, job, attempt, one, now) for one in report.culprits]
-    )
+    held = [] if report.is_drill else _withhold(session, job, attempt, report.culprits, now)
     data = {
         "step": report.step,
         "checked_step": last,
         "culprits": report.body()["culprits"],
-        "withheld": [hostname for hostname in held if hostname is not None],
+        "withheld": held,
     }
     remark(session, job, type_=DIFFER, code=DIFFER, message=found, now=now, data=data)
 
@@ -57,17 +54,28 @@ def _named(one: Culprit) -> str:
 
 
 def _withhold(
-    session: Session, job: JobRow, attempt: AttemptRow, culprit: Culprit, now: datetime
-) -> str | None:
-    """Withhold the node of a culprit, and return its host name; None if the attempt has no slots on
-    such a node."""
+    session: Session,
+    job: JobRow,
+    attempt: AttemptRow,
+    culprits: Sequence[Culprit],
+    now: datetime,
+) -> list[str]:
+    """Withhold the nodes of the culprits, and return their host names, without hosts on which the
+    attempt has no slots."""
     node_ids = [part["node_id"] for part in attempt.slices]
-    if culprit.hostname not in cluster_repository.hostnames(session, node_ids).values():
-        return None
-    reason = (
-        f"after step {attempt.corrupted_step} of {job.id}, the replica of rank {culprit.rank} "
-        f"({culprit.device}) differed from the majority"
-    )
+    hosts = set(cluster_repository.hostnames(session, node_ids).values())
+    on_host: dict[str, list[Culprit]] = {}
+    for one in culprits:
+        if one.hostname in hosts:
+            on_host.setdefault(one.hostname, []).append(one)
     mark = f"{job.id}:{attempt.attempt}"
-    withholding.withhold(session, culprit.hostname, reason, code=DIFFER, now=now, mark=mark)
-    return culprit.hostname
+    for hostname, found in on_host.items():
+        ranks = ", ".join(f"rank {one.rank} ({one.device})" for one in found)
+        reason = (
+            f"after step {attempt.corrupted_step} of {job.id}, the "
+            f"{'replica' if len(found) == 1 else 'replicas'} of {ranks} differed from the majority"
+        )
+        is_cpu = any(one.device == "cpu" for one in found)
+        code = withholding.FAULTY_CPU if is_cpu else DIFFER
+        withholding.withhold(session, hostname, reason, code=code, now=now, mark=mark)
+    return list(on_host)

@@ -21,7 +21,7 @@ from dray.views import JobState
 from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, Phase, RoleSlots, Slice
 from ray_workers.shared.node_needs import CodeRef, RemoteCodeRef
 from service.checkpoints import init_from
-from service.checkpoints.catalog import resumable_checkpoints
+from service.checkpoints.catalog import counting_checkpoints
 from service.config import node_policies
 from service.config.node_types import without_labels
 from service.config.settings import Settings
@@ -240,7 +240,7 @@ def _spec_of(
     if row.attempt > 0:
         refs = tuple(
             CheckpointRef(one.url, one.step, one.manifest_sha256)
-            for one in resumable_checkpoints(session, row.id)
+            for one in counting_checkpoints(session, row.id)
         )
         diverged = attempts_repository.num_diverged(session, row.id)
         furthest_step = attempts_repository.furthest_step(session, row.id)

@@ -14,6 +14,9 @@ from service.db.repositories.scheduling import withheld as repository
 from service.lifecycle.transitions import remark
 
 GPU_FAULT = "gpu_fault"
+FAULTY_CPU = "replicas_differ_on_cpu"
+"""Code of a fault of a host's CPUs or memory, because of which the host's CPUs are withheld even if
+it has GPUs."""
 
 
 def withhold(

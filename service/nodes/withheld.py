@@ -22,7 +22,7 @@ from service.db.session import Database, notify, touch
 from service.db.types import storable
 from service.domain.errors import NothingWithheld
 from service.domain.events import ANONYMOUS
-from service.lifecycle.withholding import withhold
+from service.lifecycle.withholding import FAULTY_CPU, withhold
 
 logger = logging.getLogger(__name__)
 
@@ -78,9 +78,14 @@ def by_hostname(session: Session) -> dict[str, list[WithheldRow]]:
     return found
 
 
-def resources_of(total: Mapping[str, float]) -> dict[str, float]:
+def has_faulty_cpu(faults: Sequence[WithheldRow]) -> bool:
+    """Whether one of the faults was found on a CPU, so that no rank can run on the host."""
+    return any(row.code == FAULTY_CPU for row in faults)
+
+
+def resources_of(total: Mapping[str, float], *, is_cpu_faulty: bool = False) -> dict[str, float]:
     """Return the resources that a fault withholds on a node with these resources."""
-    name = "GPU" if total.get("GPU") else "CPU"
+    name = "GPU" if total.get("GPU") and not is_cpu_faulty else "CPU"
     return {name: total.get(name, 0.0)}
 
 

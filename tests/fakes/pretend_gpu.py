@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -288,6 +289,9 @@ class _Module:
 
     def set_device(self, device: Any) -> None:
         """Do nothing: there is only one."""
+
+    def get_device_properties(self, device: Any = None) -> SimpleNamespace:
+        return SimpleNamespace(name=NAME, major=1, minor=0, multi_processor_count=1)
 
     def manual_seed(self, seed: int) -> None:
         torch.default_generator.manual_seed(seed)

@@ -64,8 +64,8 @@ def check_comparison(spec: JobSpec) -> None:
     if spec.check is None:
         return
     at = "/check/replicas_every"
-    if spec.script is not None:
-        raise wrong(at, "is only for recipes: leave check out, or compare the ranks in the script")
+    if spec.script is not None and (spec.is_divided or spec.parallel.auto):
+        raise wrong(at, "is not supported for scripts that divide a model: leave check out")
     if spec.federated is not None:
         raise wrong(at, "can't be combined with federated, whose clients train different copies")
     if spec.sync is not None and not isinstance(spec.sync, AllReduce):

@@ -17,6 +17,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from dray.train.prepared.trained import Trained
+
 
 class LoopPhase(Enum):
     """The part of a step that a prepared script is in."""
@@ -69,8 +71,10 @@ class Group(Protocol):
     def join(self) -> None:
         """Form the group or, after `follow`, the next group."""
 
-    def check(self) -> None:
-        """Raise an error for which `may_follow` is true if another group must be formed."""
+    def check(self, step: int, trained: Trained) -> None:
+        """Raise an error for which `may_follow` is true if another group must be formed. After some
+        steps, also compare the ranks' copies of `trained`, and raise an error if they differ. A
+        collective, called between two batches. step: number of completed steps."""
 
     def may_follow(self, error: BaseException) -> bool:
         """Whether an error only means that the group is broken, in which case another group can be
@@ -129,9 +133,9 @@ class Group(Protocol):
     def leave(self) -> None:
         """End this process. Called after a checkpoint of the last step has been saved."""
 
-    def finish(self) -> None:
-        """Wait until the scripts of all ranks have finished successfully. Raises an error that
-        `may_follow` accepts if the group breaks first."""
+    def finish(self, step: int, trained: Trained) -> None:
+        """Wait until the scripts of all ranks have finished successfully, and compare as in
+        `check`. Raises an error that `may_follow` accepts if the group breaks first."""
 
 
 class SoloGroup:
@@ -145,7 +149,7 @@ class SoloGroup:
     def join(self) -> None:
         pass
 
-    def check(self) -> None:
+    def check(self, step: int, trained: Trained) -> None:
         pass
 
     def may_follow(self, error: BaseException) -> bool:
@@ -195,7 +199,7 @@ class SoloGroup:
     def leave(self) -> None:
         pass
 
-    def finish(self) -> None:
+    def finish(self, step: int, trained: Trained) -> None:
         pass
 
 
@@ -217,7 +221,7 @@ class TorchrunGroup(SoloGroup):
         dist.broadcast_object_list(carried, src=source)
         return None if self.rank == source else carried[0]
 
-    def finish(self) -> None:
+    def finish(self, step: int, trained: Trained) -> None:
         dist.barrier()
 
 

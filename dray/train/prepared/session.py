@@ -395,7 +395,7 @@ class TrainingSession(BatchState):
             self.on_batch()
         self.group.enter(LoopPhase.DATA, self.steps + 1)
         try:
-            self.group.check()
+            self.group.check(self.steps, self.trained)
         except Exception as error:
             self._regroup(error)
 
@@ -444,7 +444,7 @@ class TrainingSession(BatchState):
                 self._check_handed_over()
                 with self.group.operating():
                     self._compare()
-                self.group.finish()
+                self.group.finish(self.steps, self.trained)
                 return
             except Exception as error:
                 self._regroup(error)

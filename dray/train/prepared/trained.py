@@ -37,9 +37,10 @@ class Trained:
 
     def digest(self) -> int:
         """Return a number that is the same on ranks with equal parameters and optimizer states."""
-        return digest(self._replicated())
+        return digest(self.replicated())
 
-    def _replicated(self) -> Iterator[Tensor]:
+    def replicated(self) -> Iterator[Tensor]:
+        """Yield the tensors of which all ranks have equal copies."""
         yield from self.parameters
         for optimizer in self.optimizers:
             state = optimizer.state_dict()

@@ -294,18 +294,16 @@ def superseded(
     reported: Mapping[str, float] | None = None,
     known: Known = EVERYTHING,
 ) -> list[CommittedCheckpoint]:
-    """Return the checkpoints to delete: all except the best checkpoint, the last checkpoint up to
-    `checked_step`, and the checkpoints that `dray.train.checkpoints.staying` returns. A pure
-    function.
+    """Return the checkpoints to delete: all except the best checkpoint and the checkpoints that
+    `dray.train.checkpoints.staying` returns. A pure function.
 
     The best checkpoint has the lowest loss or error, or the highest value of any other metric; if
     several checkpoints have this value, the earliest of them is the best.
     """
-    in_order = [one.url for one in sorted(saved, key=lambda one: one.step)]
-    kept = staying(in_order, keep=keep, reported=reported or {}, known=known)
-    checked = [one for one in saved if checked_step is not None and one.step <= checked_step]
-    if checked:
-        kept.add(max(checked, key=lambda one: one.step).url)
+    steps = {one.url: one.step for one in sorted(saved, key=lambda one: one.step)}
+    kept = staying(
+        steps, keep=keep, reported=reported or {}, known=known, checked_step=checked_step
+    )
     if best is not None:
         sign = sign_of(best)
         measured = [

@@ -6,20 +6,19 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from dray import train
-from dray.spec import JobSpec
 from ray_workers.shared.commands import CORRUPT_SIGNAL
 from ray_workers.shared.frames import Culprit, ReplicasReport
+from ray_workers.shared.job_log import log
 from ray_workers.training import devices
-from ray_workers.training.checkpoint.manager import CheckpointManager
 from ray_workers.training.core.errors import CorruptedReplicaError, ReplicasDifferError
 from ray_workers.training.elastic import process_group
-from ray_workers.training.parallel import Strategy
-from ray_workers.training.parallel.replicas import ReplicaComparison
+from ray_workers.training.parallel.replicas import ReplicaComparison, ReplicaGroup
 
 NUM_DIFFERING, CHECK_TIME = "check/replicas_differ", "perf/check_time_s"
 
@@ -27,12 +26,18 @@ NUM_DIFFERING, CHECK_TIME = "check/replicas_differ", "perf/check_time_s"
 class ReplicaCheck:
     """The comparisons of one rank. All ranks make the same calls."""
 
-    def __init__(self, spec: JobSpec, device: torch.device, checkpoints: CheckpointManager) -> None:
-        """checkpoints: learns after which step the replicas were last equal."""
-        self._checkpoints = checkpoints
-        self._every = None if spec.check is None else spec.check.replicas_every
+    def __init__(
+        self, every: int | None, device: torch.device, agreed: Callable[[int], None]
+    ) -> None:
+        """every: number of steps between comparisons; None for no comparisons. agreed: is called
+        with each step after which the replicas were equal."""
+        self._every = every
+        self._note_agreement = agreed
         self._device = device
         self._seen = 0
+        self._compared: int | None = None
+        """The last step after which the replicas were compared or were equal from the start."""
+        self._is_noted = False
         self._is_asked = self._is_drill = False
         if self._every is not None and threading.current_thread() is threading.main_thread():
             signal.signal(CORRUPT_SIGNAL, self._ask)
@@ -40,37 +45,83 @@ class ReplicaCheck:
     def _ask(self, *_: Any) -> None:
         self._is_asked = True
 
-    def starts_at(self, step: int) -> None:
-        """Count the steps from `step`, after which all ranks have the same state."""
-        self._seen = step
+    def begins_at(self, step: int) -> None:
+        """Count the steps from `step`, whose state all ranks have just loaded or initialised."""
+        self._seen = self._compared = step
         if self._every is not None:
-            self._checkpoints.checked_step = step
+            self._note_agreement(step)
 
-    def after_step(self, step: int, strategy: Strategy) -> None:
-        """Compare the replicas if a comparison is due. A collective operation. Raises
-        ReplicasDifferError if they differ."""
-        every = self._every
-        is_due = every is not None and step // every > self._seen // every
-        if is_due and strategy.world_size > 1:
-            self._compare(step, strategy)
-        self._seen = step
-        if self._is_asked:
+    def regrouped_at(self, step: int, rank: int, is_compared: bool) -> None:
+        """Count the steps from `step`, after which a new group has formed. is_compared: whether the
+        group has compared copies of its state, which were equal."""
+        self._seen = self._compared = step
+        if self._every is not None and is_compared:
+            self._agreed(step, rank)
+
+    def after_step(self, step: int, strategy: ReplicaGroup, *, is_saved: bool) -> None:
+        """Compare the replicas if a comparison is due, or if a checkpoint is saved after the step.
+        A collective operation. Raises ReplicasDifferError if they differ."""
+        if self._is_asked:  # before the comparison, so that no checkpoint is saved in between
             self._is_asked, self._is_drill = False, True
             strategy.flip_bit()
+        every, before = self._every, self._seen
+        self._seen = step  # even if the group breaks, because a replacement counts from this step
+        if every is not None and (is_saved or step // every > before // every):
+            self.compare(step, strategy)
 
-    def _compare(self, step: int, strategy: Strategy) -> None:
+    def compare(self, step: int, strategy: ReplicaGroup, *, again: bool = False) -> None:
+        """Compare the replicas, unless they were already compared after this step. A collective
+        operation. Raises ReplicasDifferError if they differ. again: also compare replicas that were
+        already compared."""
+        is_known = step == self._compared
+        if self._every is None or (is_known and not again) or strategy.world_size == 1:
+            return
+        self._compared = step
         began = time.perf_counter()
         found = strategy.compare_copies()
-        if strategy.rank == 0:
+        self._note_hardware(strategy)
+        if not found.num_compared:
+            return
+        if strategy.rank == 0 and not is_known:
             took = time.perf_counter() - began
             train.report(step, {NUM_DIFFERING: found.num_differing, CHECK_TIME: took})
         if found.num_differing:
             self._fail(step, strategy, found)
-        self._checkpoints.checked_step = step
-        if strategy.rank == 0:
+        self._agreed(step, strategy.rank)
+
+    def _agreed(self, step: int, rank: int) -> None:
+        self._note_agreement(step)
+        if rank == 0:
             _report(ReplicasReport(step, 0, [], is_drill=False))
 
-    def _fail(self, step: int, strategy: Strategy, found: ReplicaComparison) -> None:
+    def refuse(self, step: int, strategy: ReplicaGroup, *, is_copy: bool) -> None:
+        """Report replicas that differ after the group was formed again, and raise
+        ReplicasDifferError; do nothing if the document requests no comparisons. A collective
+        operation. is_copy: whether this rank has just received its state from another rank."""
+        if self._every is None:
+            return
+        receivers = process_group.gathered(strategy.rank if is_copy else None, strategy.world_size)
+        found = strategy.compare_copies([rank for rank in receivers if rank is not None])
+        if not found.num_differing:
+            found = strategy.compare_copies()
+        self._fail(step, strategy, found)
+
+    def _note_hardware(self, strategy: ReplicaGroup) -> None:
+        """Log once that ranks with different hardware are not compared."""
+        kinds = strategy.hardware()
+        if strategy.rank or self._is_noted or len(set(kinds)) < 2:
+            return
+        self._is_noted = True
+        ranks = "; ".join(
+            f"{', '.join(str(rank) for rank, other in enumerate(kinds) if other == kind)}: {kind}"
+            for kind in dict.fromkeys(kinds)
+        )
+        log(
+            "only replicas on equal hardware are compared, because the results of the same "
+            f"operations can differ on other hardware; the ranks run on ({ranks})"
+        )
+
+    def _fail(self, step: int, strategy: ReplicaGroup, found: ReplicaComparison) -> None:
         """Report the differing replicas, and raise the error that ends the attempt."""
         mine = socket.gethostname(), _described(self._device), self._is_drill
         everyones = process_group.gathered(mine, strategy.world_size)

@@ -47,7 +47,7 @@ def train(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
                                 grad_norm = trainer.update(step)
                             trainer.report(step, batch, loss, grad_norm)
                             trainer.commit(step)
-                            trainer.replica_check.after_step(step, trainer.strategy)
+                            trainer.check_replicas(step)
                         if not trainer.progress.is_settled:  # also if a group broke after a step
                             if trainer.evaluates_after(step):
                                 trainer.evaluate(step)

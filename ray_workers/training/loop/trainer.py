@@ -85,7 +85,8 @@ class Trainer:
         self.checkpoints = CheckpointManager(
             task.checkpoint_url, keep=rule.keep, best=rule.best, progressed=page.move
         )
-        self.replica_check = ReplicaCheck(spec, self.device, self.checkpoints)
+        every = None if spec.check is None else spec.check.replicas_every
+        self.replica_check = ReplicaCheck(every, self.device, self._agreed)
         self._furthest_step = task.furthest_step
         auto = self.calendar.save_every_steps is None
         interval = CheckpointInterval(task.worker_mtbf_s) if auto else None
@@ -127,7 +128,7 @@ class Trainer:
             raise DifferentDataError("ranks", self.workload.fingerprint)
         number = self.progress.number
         self._furthest_step = max(self._furthest_step, self.progress.step)
-        newest = self.state.sync(self.memory, self.page.kept())
+        newest = self.state.sync(self.memory, self.page.kept(), self._found_different)
         if newest == NOTHING:
             self.state.resume(self.checkpoints, self._all_agree, self.rank, self.world_size)
         if self.spec.is_divided:
@@ -144,10 +145,19 @@ class Trainer:
         if self.rank == 0 and newest != NOTHING and (self.was_rank != 0 or number < newest):
             self._take_over()
         self.was_rank = self.rank
-        self.replica_check.starts_at(self.progress.step)
+        if newest == NOTHING:
+            self.replica_check.begins_at(self.progress.step)
+        else:
+            self.replica_check.regrouped_at(self.progress.step, self.rank, self.state.is_compared)
         self.memory.begin_copy(self.progress, self.strategy.model.buffers())
         self.page.begin(self.assignment.generation, self.progress.step)
         faultpoint(FaultPoint.RESTORED, self.progress.step, self)
+
+    def _agreed(self, step: int) -> None:
+        self.checkpoints.checked_step = step
+
+    def _found_different(self, step: int, is_copy: bool) -> None:
+        self.replica_check.refuse(step, self.strategy, is_copy=is_copy)
 
     def _divide_data(self) -> Feed:
         """Return the loader of this rank's part of each step."""
@@ -306,6 +316,11 @@ class Trainer:
         self.state.progress = Progress.just_after(step)
         self.page.commit(step)
 
+    def check_replicas(self, step: int) -> None:
+        """Compare the replicas if a comparison is due or if a checkpoint will be saved."""
+        is_saved = self.calendar.saves_after(step)
+        self.replica_check.after_step(step, self.strategy, is_saved=is_saved)
+
     def _time_of(self, step: int) -> TimeCategory:
         return TimeCategory.RECOMPUTED if step <= self._furthest_step else TimeCategory.USEFUL
 
@@ -377,6 +392,7 @@ class Trainer:
                 "not finite in the last steps"
             )
         if self.spec.is_divided:  # all ranks begin the same saves, and one at a time
+            self.replica_check.compare(step, self.strategy)
             self.triggers.settle(step)
             is_due = is_due and not self.checkpoints.has(step)
             is_due = process_group.rank_0s(is_due, self.rank, self.device, self.world_size)
@@ -416,6 +432,7 @@ class Trainer:
         faultpoint(FaultPoint.BEFORE_RESULT, step, self)
         self.page.enter(RankPhase.FINISH, TimeCategory.USEFUL)
         self.reporter.flush()
+        self.replica_check.compare(step, self.strategy)
         metrics = self.state.metrics
         self.divergence.check_end(metrics.get("val/loss", math.nan))
         self.checkpoints.wait()

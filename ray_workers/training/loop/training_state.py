@@ -56,6 +56,8 @@ class TrainingState:
         self.measured_at = 0
         """The step of this attempt after which the last evaluation took place; 0 if there was no
         evaluation."""
+        self.is_compared = False
+        """Whether the last `sync` compared copies of the state."""
         self.unreported: list[UnreportedStep] = []
         """The metrics of the last steps, received from a peer together with its state."""
         self._task = task
@@ -180,10 +182,19 @@ class TrainingState:
         )
         return about, {**self._strategy.state(), "patience": asdict(self.early_stopping)}
 
-    def sync(self, memory: PeerMemory, unreported: list[UnreportedStep]) -> int:
+    def sync(
+        self,
+        memory: PeerMemory,
+        unreported: list[UnreportedStep],
+        found_different: Callable[[int, bool], None],
+    ) -> int:
         """Bring all ranks to the state of the furthest rank or, if a part of it is lost, back to
         the newest state in the ranks' memory. Return the progress, which is NOTHING if no rank has
-        a state. A collective operation. Raises PartsLostError if a part of the state is lost."""
+        a state. A collective operation. Raises PartsLostError if a part of the state is lost.
+
+        found_different: is called on every rank if copies that should be equal differ, with the
+            step, and with whether this rank has just received its state.
+        """
         memory.agree()
         try:
             newest, peer_state = self._strategy.sync_progress(
@@ -198,7 +209,10 @@ class TrainingState:
             if peer_state is not None:
                 self.load_peer_state(peer_state)
             self.progress = Progress(newest)
-            if self._strategy.compare_copies().num_differing:
+            found = self._strategy.compare_copies()
+            self.is_compared = found.num_compared > 0
+            if found.num_differing:
+                found_different(self.progress.step, peer_state is not None)
                 raise CopiesDifferError
         return newest
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dray.spec import JobSpec
-from dray.train.prepared.dtensor import local
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.training.core.schedule import Calendar
 from ray_workers.training.core.workload import Workload
@@ -25,7 +24,7 @@ from ray_workers.training.parallel.activation_checkpointing import prepare_block
 from ray_workers.training.parallel.gradients import EngineParts, GradientEngine
 from ray_workers.training.parallel.meta_init import materialise
 from ray_workers.training.parallel.pieces import Piece
-from ray_workers.training.parallel.replicas import ReplicaComparison, Replicated, compare, flip_bit
+from ray_workers.training.parallel.replicas import ReplicaGroup
 
 if TYPE_CHECKING:
     from ray_workers.training.elastic.rendezvous import RendezvousHandler
@@ -105,7 +104,7 @@ class Update(Protocol):
         """Perform an optimizer step, and return the gradient norm before clipping."""
 
 
-class Strategy(ABC):
+class Strategy(ReplicaGroup, ABC):
     """Owns the model, its gradient engine (`gradients`) and the optimizer step (`update`).
 
     For each group that the rank joins, the loop calls `join_group`, `sync_progress`, `load` if
@@ -123,8 +122,6 @@ class Strategy(ABC):
     update: Update
     model: nn.Module
     """This rank's part of the model."""
-    rank = 0
-    world_size = 1
     coordinates: tuple[int, ...] = ()
     """The rank's position among the ranks that share a model. Random numbers depend on this
     position."""
@@ -142,6 +139,7 @@ class Strategy(ABC):
     def join_group(self, rank: int, world_size: int) -> None:
         """Join a group that has just been formed."""
         self.rank, self.world_size = rank, world_size
+        self._hardware = None
 
     @abstractmethod
     def data_part(self) -> DataPart:
@@ -182,21 +180,6 @@ class Strategy(ABC):
 
         state: returns the state that ranks with less progress need for `load`.
         """
-
-    def replicated(self) -> Sequence[Replicated]:
-        """Return the parts of the state of which other ranks hold equal copies after every step;
-        empty if each rank has its own weights, or if there are no replicas."""
-        return ()
-
-    def compare_copies(self) -> ReplicaComparison:
-        """Compare the weights and optimizer states that should be equal between ranks. A
-        collective."""
-        return compare(self.replicated(), self.device, self.world_size)
-
-    def flip_bit(self) -> None:
-        """Flip a bit of a parameter that this rank updates, as a fault of its memory would."""
-        parts = (local(parameter) for parameter in self.updated_parameters())
-        flip_bit(next(part for part in parts if part.numel()))
 
     def updated_parameters(self) -> Iterable[Tensor]:
         """Return the parameters that this rank's optimizer updates."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -14,17 +14,27 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from dray import train
+from dray.train import reporting
 from dray.train.prepared.group import LoopPhase
+from dray.train.prepared.trained import Trained
 from ray_workers.shared.contracts import RankTask
-from ray_workers.shared.heartbeat import HeartbeatPage, RankPhase, TimeCategory
+from ray_workers.shared.heartbeat import (
+    HeartbeatPage,
+    RankAssignment,
+    RankPhase,
+    TimeCategory,
+)
 from ray_workers.training import devices
 from ray_workers.training.core.errors import RESUMES, CopiesDifferError, PartsLostError
 from ray_workers.training.core.exits import Left
 from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 from ray_workers.training.elastic import process_group, state_transfer
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
+from ray_workers.training.loop.replica_check import ReplicaCheck
+from ray_workers.training.parallel.replicas import ReplicaComparison, ReplicaGroup, Replicated
 from ray_workers.training.scripts.rank_checkpoints import RankCheckpoints, read_divided
 
 _PHASES = {
@@ -79,6 +89,12 @@ class RankGroup:
         self._must_wait = devices.is_gpu(self._device) and self._rendezvous.recovers
         """Whether operations might be aborted, so that their results are undefined."""
         self._may_abort(not devices.is_gpu(self._device))
+        check = task.spec.get("check")
+        every = None if check is None else int(check["replicas_every"])
+        self._replica_check = ReplicaCheck(every, self._device, reporting.replicas_agreed)
+        self._has_begun = False
+        """Whether the script has reached a batch in this process."""
+        self._replicas: ScriptReplicas | None = None
         self._is_elastic = bool(task.spec.get("elastic"))
         self._is_asked_to_leave = False
         page.show_prepared()
@@ -111,10 +127,22 @@ class RankGroup:
         os.environ["RANK"] = os.environ["ROLE_RANK"] = str(self.rank)
         os.environ["WORLD_SIZE"] = os.environ["ROLE_WORLD_SIZE"] = str(self.world_size)
 
-    def check(self) -> None:
+    def check(self, step: int, trained: Trained) -> None:
         if self._must_wait and self._rendezvous.is_announced:
             devices.synchronize(self._device)
         self._rendezvous.check()
+        if self._has_begun:
+            self._replica_check.after_step(step, self._replicas_of(trained), is_saved=False)
+        else:  # the other ranks might have compared after this step before this process joined
+            self._has_begun = True
+            self._replica_check.begins_at(step)
+
+    def _replicas_of(self, trained: Trained) -> ScriptReplicas:
+        """Return the replicas in the current group."""
+        assignment = self._rendezvous.assignment
+        if self._replicas is None or self._replicas.assignment != assignment:
+            self._replicas = ScriptReplicas(trained, self._device, assignment, self.operating)
+        return self._replicas
 
     @contextmanager
     def operating(self) -> Iterator[None]:
@@ -207,7 +235,8 @@ class RankGroup:
         if self._checkpoints is not None:
             self._checkpoints.close()
 
-    def finish(self) -> None:
+    def finish(self, step: int, trained: Trained) -> None:
+        self._replica_check.compare(step, self._replicas_of(trained), again=True)
         self._rendezvous.finish()
         self._rendezvous.leave()
 
@@ -215,6 +244,32 @@ class RankGroup:
         if self._is_asked_to_leave:
             raise Left
         self._is_asked_to_leave = True
+
+
+class ScriptReplicas(ReplicaGroup):
+    """The models and optimizers of a script, of which each rank has a copy."""
+
+    def __init__(
+        self,
+        trained: Trained,
+        device: torch.device,
+        assignment: RankAssignment,
+        operating: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """operating: see `RankGroup.operating`."""
+        self.device, self.assignment = device, assignment
+        self.rank, self.world_size = assignment.rank, assignment.world_size
+        self._trained, self._operating = trained, operating
+
+    def compare_copies(self, left_out: Collection[int] = ()) -> ReplicaComparison:
+        with self._operating():
+            return super().compare_copies(left_out)
+
+    def replicated(self) -> Sequence[Replicated]:
+        return [Replicated(self._trained.replicated(), lambda _: 0)]
+
+    def updated_parameters(self) -> Iterable[Tensor]:
+        return self._trained.parameters
 
 
 class _Unobserved:

@@ -20,6 +20,7 @@ from dray import train
 from ray_workers.shared.contracts import AWAITING, NOT_PREPARED, RankTask
 from ray_workers.shared.folders import work_dir
 from ray_workers.shared.heartbeat import HeartbeatPage
+from ray_workers.shared.job_log import log
 from ray_workers.training.core.error_chain import EntrypointError, NotPreparedError
 from ray_workers.training.core.exits import Left, children_leave, status_of
 from ray_workers.training.core.script_time import ScriptTime
@@ -140,6 +141,11 @@ def _finish(task: RankTask) -> None:
         )
     if task.spec.get("elastic"):
         raise NotPreparedError(NOT_PREPARED)
+    if task.spec.get("check") and task.rank == 0:
+        log(
+            "check.replicas_every had no effect, because the script did not call train.prepare(), "
+            "which compares the ranks' copies of the model"
+        )
 
 
 WHY_NO_MPI4PY = (

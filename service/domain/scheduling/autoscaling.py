@@ -244,10 +244,11 @@ class _Asking:
         self._nodes_of[job_id] = len({part.node_id for part in more})
 
     def answer(self, present: Sequence[Node], in_use: Collection[str]) -> Demand:
-        """Return the demand. The demand includes all nodes that are in use, needed or refused, so
-        that Ray starts the new nodes in addition to these nodes."""
+        """Return the demand. The demand includes all nodes that are in use, needed, refused or
+        withheld, so that Ray starts the new nodes in addition to these nodes."""
         needed = self._needed | self.stays
-        kept = [n for n in present if n.id in in_use or n.id in needed or not n.accepted]
+        used = needed.union(in_use)
+        kept = [n for n in present if n.id in used or not n.accepted or n.withheld]
         is_asking = bool(self._bundles or self._needed)
         whole = Counter(_whole(node) for node in kept if is_asking)
         del whole[()]

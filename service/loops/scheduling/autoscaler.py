@@ -118,11 +118,8 @@ class Autoscaler(Stage):
         carriers = {node_id for attempt in seen.live for node_id in attempt.node_ids}
         carriers |= {part.node_id for holder in snapshot.holders for part in holder.slices}
         in_use = carriers | {n.node_id for n in cluster.nodes if _is_used(n, cluster.shared)}
-        free = {node.id: node.available_to_us for node in snapshot.nodes}
-        present = [
-            replace(_as_node(n), available_to_us=free[n.node_id]) if n.accepted else _as_node(n)
-            for n in cluster.nodes
-        ]
+        planned = {node.id: node for node in snapshot.nodes}
+        present = [_as_planned(n, planned[n.node_id]) for n in cluster.nodes]
         self._learn(present, cluster.session)
         to_come = autoscaling.may_come(self._real_types, _staying(cluster))
         fenced = Windows(replace(snapshot, nodes=tuple(present), to_come=to_come), now).apply()
@@ -259,6 +256,14 @@ def _as_node(node: ClusterNode) -> policy.Node:
     usable = node.accepted or _is_joining(node)
     seen = (node.node_id, node.resources, node.available)
     return policy.Node.labelled(*seen, node.labels, accepted=usable)
+
+
+def _as_planned(node: ClusterNode, planned: policy.Node) -> policy.Node:
+    """Return the node with the free resources that the plan had, if it is accepted."""
+    if not node.accepted:
+        return _as_node(node)
+    free, withheld = planned.available_to_us, planned.withheld
+    return replace(_as_node(node), available_to_us=free, withheld=withheld)
 
 
 def _is_joining(node: ClusterNode) -> bool:

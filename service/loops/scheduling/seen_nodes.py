@@ -44,6 +44,7 @@ class SeenNodes(Stage):
         bundles = (*(job.request.bundle for job in snapshot.queue), *(a.bundle for a in live))
         shares_gpus = any(map(is_part_of_gpu, bundles))
         alive = {(attempt.job_id, attempt.attempt) for attempt in live}
+        faults = withheld.by_hostname(session)
         here = [attempt for attempt in live if attempt.cluster_session == cluster.session]
         seen.snapshot = replace(
             snapshot,
@@ -52,7 +53,8 @@ class SeenNodes(Stage):
                 snapshot.holders,
                 alive,
                 shares_gpus=shares_gpus,
-                withheld_hosts=withheld.by_hostname(session).keys(),
+                withheld_hosts=faults.keys(),
+                faulty_cpus={host for host in faults if withheld.has_faulty_cpu(faults[host])},
             ),
             growing=tuple(a.growing for a in here if a.growing is not None),
             running=tuple(a.running for a in here if a.running is not None),
@@ -72,9 +74,11 @@ class SeenNodes(Stage):
         *,
         shares_gpus: bool,
         withheld_hosts: Collection[str] = (),
+        faulty_cpus: Collection[str] = (),
     ) -> tuple[policy.Node, ...]:
         """Return the nodes for the plan. `alive` contains the attempts whose slots are included in
-        the holders. `withheld_hosts` are hosts with faults."""
+        the holders. `withheld_hosts` are hosts with faults, and `faulty_cpus` are hosts with
+        faults of their CPUs."""
         self._look_at(cluster)
         held_by_node = slots.held_by_node(holders)
         sharing_on = sharing(holders if shares_gpus else ())
@@ -86,7 +90,9 @@ class SeenNodes(Stage):
             if ours or node.quarantined or shared or is_sick:
                 parts = parts_on(node.node_id, sharing_on.get(node.node_id, ())) if shared else None
                 seen = _seen(node, cluster, ours, alive, parts)
-                nodes.append(_withheld(seen) if is_sick else seen)
+                if is_sick:
+                    seen = _withheld(seen, node.hostname, node.hostname in faulty_cpus)
+                nodes.append(seen)
                 continue
             if node.node_id not in self._unheld:
                 self._unheld[node.node_id] = _seen(node, cluster, {}, alive, None)
@@ -121,12 +127,14 @@ class LeftSlots(Stage):
         seen.snapshot = replace(seen.snapshot, slots_lag=True)
 
 
-def _withheld(node: policy.Node) -> policy.Node:
-    """Return the node without free GPUs, or without free CPUs if it has no GPU."""
-    kept = withheld.resources_of(node.total)
+def _withheld(node: policy.Node, hostname: str, is_cpu_faulty: bool) -> policy.Node:
+    """Return the node without free GPUs, or without free CPUs if it has no GPU or if its CPUs are
+    faulty."""
+    kept = withheld.resources_of(node.total, is_cpu_faulty=is_cpu_faulty)
     free = {**node.available_to_us, **dict.fromkeys(kept, 0.0)}
     free |= {name: 0 for name in (NUM_GPUS, WHOLE_GPUS) if name in free}
-    return replace(node, available_to_us=free, quarantined={**node.quarantined, **kept})
+    taken = {**node.quarantined, **kept}
+    return replace(node, available_to_us=free, quarantined=taken, withheld=(hostname, *kept))
 
 
 def _seen(

@@ -146,8 +146,9 @@ class ModelParallel(Strategy):
         return min(newest), handed if progress < newest[self.rank] else None
 
     def replicated(self) -> Sequence[Replicated]:
-        """Return the parts that this rank holds. If each rank has all parameters, as in ZeRO 1, all
-        ranks hold the same parameters."""
+        """Return the part that this rank updates and, if each rank has all parameters, as in ZeRO
+        1, these parameters. An error in the updated part reaches the other ranks of its group, but
+        an error in the other parameters is overwritten by the next step."""
         if self.mesh.num_replicas == 1 and not self.is_whole:
             return ()
         state = self.peer_state_dict()
@@ -155,10 +156,14 @@ class ModelParallel(Strategy):
         def first_twin(rank: int) -> int:
             return self._twins_of(rank)[0]
 
-        return [
-            Replicated(tensors_in(state["parts"]), (lambda _: 0) if self.is_whole else first_twin),
-            Replicated(tensors_in(self.update.replicated(state["update"])), first_twin),
-        ]
+        own = {id(parameter) for parameter in self.updated_parameters()}
+        names = [name for name, part in self._parameters.items() if id(part) in own]
+        updated = [state["parts"][name] for name in names] if self.is_whole else state["parts"]
+        alike = self.update.replicated(state["update"])
+        parts = [Replicated(tensors_in([updated, alike]), first_twin)]
+        if self.is_whole:
+            parts.append(Replicated(tensors_in(state["parts"]), lambda _: 0))
+        return parts
 
     def _twins_of(self, rank: int) -> range:
         """Return the ranks with the same parts as `rank`, including `rank`."""
@@ -167,6 +172,10 @@ class ModelParallel(Strategy):
         block = apart * sizes["data"]
         first = rank // block * block + rank % apart
         return range(first, first + block, apart)
+
+    def replica_of(self, rank: int) -> Sequence[int]:
+        index = self._twins_of(rank).index(rank)
+        return sorted({self._twins_of(each)[index] for each in range(self.world_size)})
 
     def prepare(self, feed: Feed, step: int) -> None:
         if self._parts is not None:

@@ -177,6 +177,9 @@ class Node:
     or because their hardware is withheld. The end of a job does not free these resources."""
     is_starting: bool = False
     """Whether the node is not accepted yet because its agent is starting."""
+    withheld: tuple[str, ...] = ()
+    """The node's host name and the names of the resources that get no new work because of a fault;
+    empty if there is none."""
 
     @classmethod
     def labelled(

@@ -104,6 +104,12 @@ class Obstacles:
         stuck = (node.id for node in nodes if any(node.quarantined.values()))
         self._stuck = self._kinds_of(stuck)
         """The kinds of nodes with quarantined slots, as bits."""
+        self._withheld = [
+            (self._kinds.bit_of(node.id), node.withheld[0], node.withheld[1:])
+            for node in nodes
+            if node.withheld
+        ]
+        """The kind, the host name, and the withheld resources of each node with a fault."""
         self._free = free
         self._holders: list[_Holding] = []
         self._names: set[str] = set()
@@ -204,8 +210,11 @@ class Obstacles:
             verb, held = "holds" if others == 1 else "hold", reach.held - own
             slots = "1 slot" if held == 1 else f"{held} slots"
             message += f", and {jobs(in_the_way, others)} {verb} {slots} on suitable nodes"
+            message += self._faults(reach, kind)
         elif not reach.node_kinds:
             message = f"{sentence}; none of the accepted nodes could run a worker"
+        elif faults := self._faults(reach, kind):
+            message += faults
         elif reach.node_kinds & self._stuck:
             message += ", and some of the other slots are in quarantine"
         elif self._kinds.whole(kind) > own:
@@ -213,6 +222,24 @@ class Obstacles:
         else:
             message += ", and the job already holds all suitable slots of the cluster"
         return Reason(code, message), in_the_way
+
+    def _faults(self, reach: _Reach, kind: WorkerKind) -> str:
+        """Return a clause that names the suitable nodes on which a fault withholds resources that
+        such workers need; an empty string if there are none."""
+        needed = {name for name, _ in kind.counted}
+        hosts = {
+            host
+            for bit, host, names in self._withheld
+            if bit & reach.node_kinds and needed.intersection(names)
+        }
+        if not hosts:
+            return ""
+        shown = sorted(hosts)[:3] + ([f"{len(hosts) - 3} more"] if len(hosts) > 3 else [])
+        nodes, get, them = ("node", "gets", "it") if len(hosts) == 1 else ("nodes", "get", "them")
+        return (
+            f"; {nodes} {', '.join(shown)} {get} no new work because of a fault until an admin "
+            f"releases {them} (see `dray cluster`)"
+        )
 
     def _reserved(self, sentence: str, kind: WorkerKind, least: int, free: int) -> Reason | None:
         """Return the reason if reservations are why `least` workers are not available: without

@@ -10,12 +10,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sqlalchemy.orm import Session
+
 from dray import views
 from dray.spec import JobSpec
 from dray.views import JobState
 from ray_workers.shared.contracts import Cause
 from service.config.settings import Settings
 from service.db.session import utc_now
+from service.lifecycle import withholding
 from service.loops.shared.timings import LoopTimings
 from service.runtime import Runtime
 from service.telemetry.series_filters import MetricsFilter
@@ -124,6 +127,16 @@ class World:
         job, created = await runtime.jobs.submit(spec, owner=owner)
         assert created
         return job.id
+
+
+async def withhold(runtime: Runtime, hostname: str, code: str = "xid_79") -> None:
+    """Give the node no new work, as after a fault."""
+
+    def work(session: Session) -> None:
+        now = runtime.database.time(session)
+        withholding.withhold(session, hostname, "a fault", code=code, now=now, mark=str(now))
+
+    await runtime.database.write(work)
 
 
 async def eventually(

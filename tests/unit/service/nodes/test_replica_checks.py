@@ -12,7 +12,12 @@ from dray.requests import DrillRequest
 from dray.views import Event, JobState
 from ray_workers.shared.contracts import Cause, Frame, FrameKind
 from service.cluster.port import ClusterSnapshot
-from service.domain.errors import DrillImpossible, NothingWithheld
+from service.domain.errors import (
+    CheckpointNotFound,
+    DrillImpossible,
+    InitFromNotFound,
+    NothingWithheld,
+)
 from service.nodes import node_table, withheld
 from service.nodes.withheld import WithheldNodes
 from tests.unit.service.helpers import Service, frame
@@ -74,6 +79,61 @@ async def test_the_job_returns_to_the_last_checkpoint_with_equal_replicas(
     (event,) = await events_of(service, job_id, "replicas_differ")
     assert "rank 1 on big.lan (cpu)" in event.message
     assert "last equal after step 10" in event.message
+    assert event.data["withheld"] == ["big.lan"]
+
+
+async def test_a_checkpoint_that_might_contain_a_difference_is_used_for_nothing(
+    service: Service,
+) -> None:
+    """The best checkpoint is one of them."""
+    best = {"checkpoint": {"best": "val/accuracy"}}
+    job_id = await running(service, max_retries=0, **best)
+    saved = [service.checkpoint(job_id, 1, step, val_accuracy=step / 100) for step in (8, 10, 12)]
+    service.report(job_id, 1, [*saved, compared(10), compared(20, 1)])
+    listed = (await service.queries.checkpoints(job_id)).items
+    found = [(one.step, one.is_latest, one.is_best) for one in listed]
+    assert found == [(10, True, True), (8, False, False)]
+    with pytest.raises(CheckpointNotFound, match="replicas of the model might have differed"):
+        await service.queries.checkpoint_files(job_id, 12)
+    with pytest.raises(InitFromNotFound, match="replicas of the model might have differed"):
+        await service.submit(init_from={"job": job_id, "step": 12})
+    for wanted in ("latest", "best"):
+        other = await service.submit(init_from={"job": job_id, "step": wanted})
+        claimed = service.claim(other)
+        assert claimed is not None
+        assert claimed.init_from is not None
+        assert claimed.init_from.step == 10
+
+
+async def test_a_job_that_waits_for_a_checkpoint_gets_an_older_one_if_the_replicas_differed(
+    service: Service,
+) -> None:
+    job_id = await running(service, max_retries=0)
+    saved = [service.checkpoint(job_id, 1, step) for step in (8, 12)]
+    service.report(job_id, 1, [*saved, compared(10)])
+    other = await service.submit(init_from={"job": job_id})
+    service.report(job_id, 1, [compared(20, differing=1)])
+    claimed = service.claim(other)
+    assert claimed is not None
+    assert claimed.init_from is not None
+    assert claimed.init_from.step == 8
+
+
+@pytest.mark.parametrize(
+    ("device", "code"), [("cpu", "replicas_differ_on_cpu"), ("cuda:0 GPU-1", "replicas_differ")]
+)
+async def test_the_withheld_resources_depend_on_the_device(
+    service: Service, device: str, code: str
+) -> None:
+    job_id = await running(service)
+    report = compared(20, 1, 2)
+    for culprit in report.body["culprits"]:
+        culprit["device"] = device
+    service.end(job_id, 1, Cause.CORRUPTED, "differ", [report])
+    ((row,),) = service.database.read_sync(withheld.by_hostname).values()
+    assert row.code == code
+    assert f"the replicas of rank 1 ({device}), rank 2 ({device}) differed" in row.reason
+    (event,) = await events_of(service, job_id, "replicas_differ")
     assert event.data["withheld"] == ["big.lan"]
 
 

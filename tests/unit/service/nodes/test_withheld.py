@@ -180,3 +180,11 @@ async def test_drawn_reports_and_releases(service: Service, seed: int) -> None:
         service._drawn = {**kept, **reported}  # type: ignore[attr-defined]
         see(service, *(fault(name, str(mark)) for name, mark in reported.items()))
         assert sorted(await codes(service)) == sorted(n for n, out in is_out.items() if out)
+
+
+def test_a_faulty_cpu_withholds_the_cpus_of_a_node_with_gpus() -> None:
+    cluster = ClusterSnapshot("session-1", "ray://x", None, shared=False, nodes=(NODE,))
+    (sick,) = SeenNodes().of(
+        cluster, (), set(), shares_gpus=False, withheld_hosts=[HOST], faulty_cpus=[HOST]
+    )
+    assert sick.available_to_us == {"CPU": 0.0, "GPU": 4.0}

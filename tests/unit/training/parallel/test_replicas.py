@@ -184,8 +184,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sync": {"kind": "parameter_server"}}, "has no copies of the model that are equal"),
     ({"federated": {"clients": 4, "clients_per_round": 4, "rounds": 2}}, "can't be combined with"),
     (
-        {"recipe": None, "model": None, "train": {}, "script": {"entrypoint": "a.py"}},
-        "is only for recipes",
+        {
+            "recipe": None,
+            "script": {"entrypoint": "a.py"},
+            "parallel": {"shard": 2},
+        },
+        "is not supported for scripts that divide a model",
     ),
 ]
 

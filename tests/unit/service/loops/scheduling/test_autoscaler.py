@@ -18,7 +18,7 @@ from service.domain.errors import Unsatisfiable
 from service.loops.scheduling.autoscaler import Autoscaler
 from service.runtime import Runtime
 from tests.fakes.cluster import STARTS
-from tests.unit.service.loops.world import World, comes_to, eventually, says
+from tests.unit.service.loops.world import World, comes_to, eventually, says, withhold
 
 ONE = ({"CPU": 1.0}, 4)
 WHOLE = ({"CPU": 4.0}, 1)
@@ -343,3 +343,16 @@ async def test_a_job_goes_to_nodes_with_its_labels_and_ray_hears_of_resources_al
     await asks_for(world, ({"CPU": 1.0, "label:zone=b": 0.001}, 4), WHOLE)
     told = (await says(runtime, second.id, "waiting_for_slots")).reason.message
     assert "on nodes with zone=b" in told
+
+
+async def test_a_node_is_requested_in_place_of_a_withheld_node(world: World) -> None:
+    runtime = await open_on(world)
+    await runtime_sees_nodes(runtime)
+    await withhold(runtime, "node-a.fake")
+    job_id = await world.submit(runtime, workers=4)
+    await asks_for(world, ONE, WHOLE)
+    told = (await says(runtime, job_id, "waiting_for_slots")).reason.message
+    assert "; Ray was asked for 1 more node at " in told
+    world.fake.add_node("node-b", {"CPU": 4.0})
+    await comes_to(runtime, job_id, JobState.SUCCEEDED)
+    assert [part.node_id for part in world.fake.launches[-1].slices] == ["node-b"]

@@ -16,6 +16,7 @@ from ray_workers.shared.quarantine import Quarantined
 from service.cluster.port import AttemptRef
 from service.db.models import LogChunkRow
 from service.jobs.changes import JobChanges
+from service.nodes.withheld import WithheldNodes
 from tests.fakes.attempt import FakeRank
 from tests.marks import ON_SQLITE
 from tests.unit.service.loops.world import (
@@ -29,6 +30,7 @@ from tests.unit.service.loops.world import (
     log_of,
     says,
     steps_of,
+    withhold,
 )
 
 
@@ -408,3 +410,28 @@ async def test_an_attempt_knows_how_often_system_metrics_are_sampled(
     runtime = await world.open(system_metrics_s=setting)
     job_id = await world.submit(runtime, "trains")
     assert (await world.fake.launched(job_id)).system_metrics_s == told
+
+
+async def test_a_waiting_job_names_the_withheld_nodes_that_it_could_use(world: World) -> None:
+    runtime = await world.open()
+    holds = await world.submit(runtime, "waits", workers=2)
+    await comes_to(runtime, holds, JobState.RUNNING)
+    await withhold(runtime, "node-a.fake")
+    job_id = await world.submit(runtime, workers=1)
+
+    async def message() -> str:
+        return (await runtime.jobs.get(job_id)).reason.message
+
+    async def is_told() -> bool:
+        return "node node-a.fake gets no new work" in await message()
+
+    await eventually(is_told, "the withheld node is not named")
+    assert await message() == (
+        f"needs 1 worker of 1 CPU; 0 are free, and job {holds} holds 2 slots on suitable nodes; "
+        "node node-a.fake gets no new work because of a fault until an admin releases it (see "
+        "`dray cluster`)"
+    )
+    await runtime.jobs.cancel(holds)
+    await eventually(is_told, "the withheld node is not named")
+    await WithheldNodes(runtime.database).release("node-a.fake")
+    await comes_to(runtime, job_id, JobState.SUCCEEDED)

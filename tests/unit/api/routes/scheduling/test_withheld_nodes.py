@@ -1,0 +1,84 @@
+"""Withheld nodes over HTTP: who may release them, and odd names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from service.db.session import utc_now
+from service.lifecycle.withholding import withhold
+from tests.unit.api.matrix import TOKEN, check, held
+from tests.unit.api.routes.scheduling.test_queues import as_, hashed
+from tests.unit.api.serving import LiveServer, serving
+
+ODD_NAMES = ["knöten-ä", "a b", "%", "..", "\u202e", "x" * 255, "gpu-7.lan ", "GPU-7.LAN"]
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A server with an admin, root, and a user, ann."""
+    folder = tmp_path_factory.mktemp("queues")
+    (folder / "tokens").write_text(f"root:{hashed('root')}:admin\nann:{hashed(TOKEN)}\n")
+    with serving(folder / "home", tokens_file=folder / "tokens") as server:
+        yield server
+
+
+@pytest.fixture
+def root(guarded: LiveServer) -> Iterator[httpx.Client]:
+    with guarded.client(headers=as_("root")) as client:
+        yield client
+
+
+@pytest.fixture
+def user(guarded: LiveServer) -> Iterator[httpx.Client]:
+    with guarded.client(headers=as_(TOKEN)) as client:
+        yield client
+
+
+def withhold_node(site: LiveServer, name: str = "gpu-7.lan") -> None:
+    site.hands.database.write_sync(
+        lambda s: withhold(s, name, "a fault", code="xid_79", now=utc_now(), mark=str(utc_now()))
+    )
+
+
+def test_only_an_admin_releases_a_node(
+    guarded: LiveServer, root: httpx.Client, user: httpx.Client
+) -> None:
+    withhold_node(guarded)
+    before = held(guarded)
+    for name in ("gpu-7.lan", "other", *ODD_NAMES):
+        path = f"/v1/cluster/{quote(name, safe='')}/release"
+        if name != "..":
+            check(guarded, user.post(path), 403, "forbidden")
+    assert held(guarded) == before
+    assert root.post("/v1/cluster/gpu-7.lan/release").json()["hostname"] == "gpu-7.lan"
+    problem = check(guarded, root.post("/v1/cluster/gpu-7.lan/release"), 404, "nothing_withheld")
+    assert "dray cluster" in problem["hint"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_a_name_without_a_fault_is_not_found(
+    guarded: LiveServer, root: httpx.Client, name: str
+) -> None:
+    withhold_node(guarded)
+    before = held(guarded)
+    response = root.post(f"/v1/cluster/{quote(name, safe='')}/release")
+    code = "not_found" if name == ".." else "nothing_withheld"
+    check(guarded, response, 404, code)
+    assert held(guarded) == before
+
+
+def test_a_name_that_is_too_long_is_refused(guarded: LiveServer, root: httpx.Client) -> None:
+    check(guarded, root.post(f"/v1/cluster/{'x' * 256}/release"), 422, "invalid_parameter")
+
+
+def test_of_two_releases_at_once_only_one_succeeds(guarded: LiveServer, root: httpx.Client) -> None:
+    for _ in range(5):
+        withhold_node(guarded)
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(lambda _: root.post("/v1/cluster/gpu-7.lan/release"), range(4)))
+        assert sorted(one.status_code for one in answers) == [200, 404, 404, 404]
