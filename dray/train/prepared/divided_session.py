@@ -64,6 +64,7 @@ class DividedSession(TrainingSession):
     def begin(self, load: Callable[[], Mapping[str, Any] | None]) -> None:
         saved: Mapping[str, Any] | None = None
         if self.checkpoints is not None:
+            self.checkpoints.check(self.own_state())
             saved = self.checkpoints.load()
         elif self.group.rank == 0:
             saved = load()
