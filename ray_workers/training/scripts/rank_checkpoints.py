@@ -156,6 +156,8 @@ class _OwnPart:
                 f"a tensor of shape {tuple(tensor.shape)} is divided by a device mesh without "
                 "mesh_dim_names: name the dimensions of the mesh"
             )
+        if 0 not in mesh.mesh:  # other ranks have the values that are saved
+            return Piece(None, (0,) * tensor.ndim, tensor.shape)
         if mesh not in self._spreads:
             sizes = enumerate(mesh.mesh_dim_names)
             positions = {name: (mesh.size(dim), mesh.get_local_rank(dim)) for dim, name in sizes}

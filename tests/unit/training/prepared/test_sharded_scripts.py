@@ -26,6 +26,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn, optim
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -65,6 +67,27 @@ MESHES: dict[str, tuple[int, dict[str, Any]]] = {
     "shard x tensor": (4, {**SHARD, "tensor": 2, "tensor_plan": PLAN}),
     "data x tensor": (4, {"shard": 1, **SHARD, "tensor": 2, "tensor_plan": PLAN}),
 }
+
+
+class Masters(optim.Optimizer):
+    """SGD with momentum on 64-bit copies of the weights."""
+
+    def __init__(self, groups: Any) -> None:
+        super().__init__(groups, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["of"] = {"master": parameter.detach().double()}
+                    state["number"] = torch.tensor(2**24 + 1)
+                master = local(state["of"]["master"])
+                master.add_(local(parameter.grad).double(), alpha=-float(group["lr"]))
+                local(parameter).copy_(master)
+
+
 OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
     "sgd": lambda groups: optim.SGD(groups, lr=0.01, momentum=0.9, nesterov=True),
     "adamw": lambda groups: optim.AdamW(groups, lr=0.01, amsgrad=True),
@@ -75,9 +98,11 @@ OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
     "nadam": lambda groups: optim.NAdam(groups, lr=0.01),
     "radam": lambda groups: optim.RAdam(groups, lr=0.01),
     "rmsprop": lambda groups: optim.RMSprop(groups, lr=0.01, momentum=0.9, centered=True),
+    "adagrad": lambda groups: optim.Adagrad(groups, lr=0.01, initial_accumulator_value=0.5),
+    "masters": lambda groups: Masters(groups),
 }
 """All of torch's optimizers but Rprop and Adafactor, whose steps fail on DTensors (torch 2.13), and
-those that `prepare` refuses."""
+one with a state that is more precise than the weights."""
 
 
 class Averages:
@@ -97,6 +122,23 @@ class Averages:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.of = dict(state["shadow"])
+
+
+class OfEachRank:
+    """An object with a tensor on a mesh that consists of this rank only."""
+
+    def __init__(self, value: float) -> None:
+        self.value = torch.full((3,), value)
+        if dist.is_initialized():
+            mesh = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("a", "b"))
+            self.value = DTensor.from_local(self.value, mesh["b"], [Shard(0)])
+
+    def state_dict(self) -> Any:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: Any) -> None:
+        assert isinstance(state["value"], type(self.value))
+        self.value = state["value"]
 
 
 class Odd:
@@ -232,6 +274,7 @@ def begin(name: str, group: Any, division: Mapping[str, Any], seed: int, **track
         *(model, optimizer, loader),
         **division,
         **{"scheduler": schedulers, "averages": averages, "odd": Odd(seed, group.rank), **tracked},
+        of_each_rank=OfEachRank(seed + group.rank),
     )
     return Run(model, optimizer, loader, averages)
 
@@ -319,8 +362,8 @@ def check_by_dcp(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "targets", "names"),
     [
-        ("shard", ("tensor", "shard of 3", "alone"), ("adamw", "sgd")),
-        ("shard x tensor", ("shard", "alone"), ("adam",)),
+        ("shard", ("tensor", "shard of 3", "alone"), ("adamw", "adagrad", "masters")),
+        ("shard x tensor", ("shard", "alone"), ("adam", "sgd")),
         *(soak(source, tuple(MESHES), tuple(OPTIMIZERS)) for source in list(MESHES)[1:]),
     ],
 )
@@ -345,6 +388,42 @@ def test_every_division_loads_what_every_division_has_saved(
                 os.environ.update(before)
         else:
             run_in_group(_load, world_size, world_size, division, str(tmp_path), names, seed)
+
+
+def _unfreeze(rank: int, home: str) -> None:
+    """Train layers that are given to the optimizer in the second epoch, and resume after that."""
+    in_rank(rank, 2)
+    ends = []
+    for name in ("whole", "resumed"):
+        DividedGroup.home = Path(home, name)
+        preparing._state = preparing._State(new_group=DividedGroup)
+        train.init(seed=5, checkpoint_every_s=None)
+        torch.manual_seed(0)
+        model = Residuals()
+        optimizer = optim.AdamW(model.layers[0].parameters(), lr=0.01)
+        loader: Any = DataLoader(samples(), batch_size=12, shuffle=True)
+        model, optimizer, loader = train.prepare(model, optimizer, loader, **SHARD)
+        for epoch in train.epochs(2):
+            if epoch == 1:
+                optimizer.add_param_group({"params": list(model.head.parameters()), "lr": 0.02})
+            for batch in loader:
+                model.zero_grad()
+                step(model, optimizer, batch)
+                if train.progress().step == 6 and name == "whole":
+                    train.checkpoint()
+        loader._session.checkpoints.close()
+        ends.append(saving.on_host([loader._session.state()[key] for key in ENDS]))
+        dist.barrier()
+        DividedGroup.refs = (ref_of(Path(home, "whole")),)
+    DividedGroup.refs = ()
+    assert_equal(ends[1], ends[0])
+
+
+ENDS = ("models", "optimizers", "groups", "position", "steps")
+
+
+def test_groups_that_a_script_adds_later_are_restored(tmp_path: Path) -> None:
+    run_in_group(_unfreeze, 2, str(tmp_path))
 
 
 class Holding:
