@@ -5,14 +5,18 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dray.spec import JobSpec
 from ray_workers.shared.contracts import Cause, RankTask
 from ray_workers.training.checkpoint import peer_memory
+from ray_workers.training.checkpoint.peer_memory import PeerMemory
 from ray_workers.training.core.faultpoints import FaultPoint, arm
+from ray_workers.training.core.progress import Progress
 from tests.marks import soak
 from tests.unit.training.elastic.test_recovery import die, once
 from tests.unit.training.jobs import assert_same, series, weights
@@ -154,6 +158,51 @@ def test_auto_keeps_copies_from_the_first_step(
     assert codes == [0, 0]
     assert replaced(tmp_path) == [1]
     assert_equal_end(tmp_path, uninterrupted(2, (("shard", 2),), False))
+
+
+def test_copies_are_not_older_than_the_newest_checkpoint(
+    tmp_path: Path, uninterrupted: Callable[..., Path]
+) -> None:
+    rule = {"every_steps": 5, "in_memory": {"every_steps": 100}}
+    spec = brief(tmp_path, 2, {"shard": 2}) | {"checkpoint": rule}
+    fault = functools.partial(kill, rank=1, point=FaultPoint.DATA_LOADED, step=STEP)
+    assert run_ranks(tmp_path, spec, world_size=2, before=fault, recovers=True) == [0, 0]
+    assert replaced(tmp_path) == [1]
+    steps = [body["step"] for body in frames(tmp_path, kind="metrics") if LOSS in body["values"]]
+    assert steps.count(5) == 1
+    assert steps.count(6) == 2
+    assert_equal_end(tmp_path, uninterrupted(2, (("shard", 2),), False))
+    copied = [
+        body["values"] for body in frames(tmp_path, kind="metrics") if COPIED in body["values"]
+    ]
+    assert copied
+    assert all(values["perf/copy_bytes"] > 0 for values in copied)
+
+
+LOSS, COPIED = "train/loss", "perf/copy_time_s"
+
+
+def test_ranks_rarely_ask_each_other_while_a_copy_is_being_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    document = {
+        "recipe": "image_classification",
+        "resources": {"num_workers": 2},
+        "parallel": {"shard": 2},
+        "checkpoint": {"in_memory": {"every_steps": 3}},
+    }
+    asked: list[int] = []
+    built: list[int] = []
+    monkeypatch.setattr(
+        peer_memory, "everyones", lambda number, *_: asked.append(number) or [number]
+    )
+    memory = PeerMemory(JobSpec.model_validate(document), lambda: built.append(1) or {})
+    memory._is_on, memory._sending, memory._due = True, Future(), 1
+    for step in range(1, 1001):
+        memory.begin_copy(Progress.at(step), ())
+    assert set(asked) == {peer_memory.BUSY}
+    assert len(asked) < 40
+    assert not built
 
 
 def _has_little_memory(task: RankTask) -> None:
