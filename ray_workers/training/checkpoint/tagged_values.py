@@ -224,7 +224,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _unpickled(pickled: Tensor) -> Any:
-    return _Unpickler(io.BytesIO(_bytes_of(pickled.clone()))).load()
+    try:
+        return _Unpickler(io.BytesIO(_bytes_of(pickled.clone()))).load()
+    except (pickle.UnpicklingError, EOFError, LookupError, TypeError) as error:
+        raise ValueError(f"the checkpoint contains a damaged pickle: {error}") from error
 
 
 def _storage_of(content: bytes) -> Any:

@@ -148,6 +148,44 @@ def test_with_two_copies_two_ranks_may_be_lost_at_once(
     assert_equal_end(tmp_path, uninterrupted(3, (("shard", 3),), False))
 
 
+def _lose_node(task: RankTask, folder: Path) -> None:
+    """Put two ranks on each of two nodes, and lose the second node."""
+    peer_memory.platform.node = lambda: f"node-{task.rank // 2}"
+    if task.rank >= 2 and task.incarnation == 0:
+        act = functools.partial(_die_together, task.rank, folder)
+        arm(FaultPoint.DATA_LOADED, act, at_step=STEP)
+
+
+def test_a_lost_node_costs_no_share(tmp_path: Path, uninterrupted: Callable[..., Path]) -> None:
+    spec = brief(tmp_path, 4, {"shard": 4}) | {"checkpoint": EVERY_3}
+    lose = functools.partial(_lose_node, folder=tmp_path)
+    codes = run_ranks(tmp_path, spec, world_size=4, before=lose, recovers=True)
+    assert codes == [0] * 4
+    assert sorted(replaced(tmp_path)) == [2, 3]
+    assert_equal_end(tmp_path, uninterrupted(4, (("shard", 4),), False))
+
+
+def _kill_while_recovering(task: RankTask, *, rank: int, point: FaultPoint) -> None:
+    kill(task, rank=1, point=FaultPoint.DATA_LOADED, step=STEP)
+    if task.rank == rank and (rank != 1 or task.incarnation == 1):
+        arm(point, die, at_step=6 if point is FaultPoint.RESTORED else 0)
+
+
+@pytest.mark.parametrize(
+    ("rank", "point"),
+    [soak(1, FaultPoint.GROUP_JOINED), soak(1, FaultPoint.RESTORED), (2, FaultPoint.RESTORED)],
+)
+def test_another_process_may_be_lost_during_the_recovery(
+    tmp_path: Path, uninterrupted: Callable[..., Path], rank: int, point: FaultPoint
+) -> None:
+    """Rank 2 keeps rank 1's share, and rank 0 keeps rank 2's share."""
+    spec = brief(tmp_path, 3, {"shard": 3}) | {"checkpoint": EVERY_3}
+    fault = functools.partial(_kill_while_recovering, rank=rank, point=point)
+    codes = run_ranks(tmp_path, spec, world_size=3, before=fault, recovers=True)
+    assert codes == [0] * 3
+    assert_equal_end(tmp_path, uninterrupted(3, (("shard", 3),), False))
+
+
 def test_auto_keeps_copies_from_the_first_step(
     tmp_path: Path, uninterrupted: Callable[..., Path]
 ) -> None:
