@@ -56,6 +56,9 @@ _OF_JOBS = {
     "check/replicas_differ": "`check.replicas_every`: number of ranks whose replica differs",
     "perf/checkpoint_stall_s": "time for which a checkpoint paused training, in seconds",
     "perf/checkpoint_every_steps": "`checkpoint.every_steps: auto`: the chosen interval",
+    "perf/copy_time_s": "`checkpoint.in_memory`: duration of a copy of the state on rank 0, "
+    "concurrently with training, in seconds",
+    "perf/copy_bytes": "`checkpoint.in_memory`: size of rank 0's share of the state",
     "federated/updates": "number of updates that the server used; 0 in a round without a quorum",
     "federated/dropped_out": "number of clients that sent nothing in the round",
     "federated/stragglers": "number of clients that were slow in the round",

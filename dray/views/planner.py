@@ -14,8 +14,9 @@ class PlannedMemory(View):
     gradients_bytes: int
     optimizer_bytes: int
     activations_bytes: int
-    """All other memory: activations for the backward pass, gathered weights and buffers. Gradients
-    that do not exist yet at the peak are subtracted."""
+    """All other memory: activations for the backward pass, gathered weights, buffers, and copies of
+    the state (`checkpoint.in_memory`) that the document asks for. Gradients that do not exist yet
+    at the peak are subtracted."""
     total_bytes: int
 
 

@@ -130,6 +130,29 @@ def copied(value: Any, *, whole: bool = False) -> Any:
     return changed(value, copy_of)
 
 
+def load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Load an optimizer's state with the types that its tensors have. torch converts them to the
+    types of the parameters, which would round the 32-bit masters of 16-bit parameters."""
+    optimizer.load_state_dict(dict(saved))
+    if type(optimizer).load_state_dict is not Optimizer.load_state_dict:
+        return
+    for number, parameter in enumerate(parameters_of([optimizer])):
+        if number in saved["state"]:
+            own = optimizer.state[parameter]
+            own.update({k: _as_saved(own[k], v) for k, v in saved["state"][number].items()})
+
+
+def _as_saved(loaded: Any, saved: Any) -> Any:
+    if isinstance(saved, Tensor) and isinstance(loaded, Tensor):
+        return loaded if loaded.dtype == saved.dtype else saved.detach().to(loaded.device)
+    if isinstance(saved, dict):
+        return {key: _as_saved(loaded[key], one) for key, one in saved.items()}
+    if type(saved) in (list, tuple):
+        pairs = zip(loaded, saved, strict=True)
+        return type(saved)([_as_saved(one, other) for one, other in pairs])
+    return loaded
+
+
 def large_tensors(value: Any) -> list[Tensor]:
     """Return the tensors that `copied` does not copy by default."""
     return [one for one in leaves(value) if isinstance(one, Tensor) and one.nbytes > COPIED_BYTES]

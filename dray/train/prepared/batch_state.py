@@ -25,6 +25,7 @@ from dray.train.prepared.anchor import (
     Result,
     copied,
     large_tensors,
+    load_optimizer,
     parameters_of,
     set_weights,
 )
@@ -259,7 +260,7 @@ class BatchState:
             self._load_model(model, of_model)
         for optimizer, of_one in zip(self.optimizers, state["optimizers"], strict=False):
             if has_groups_of(optimizer, of_one):  # otherwise the script adds groups later
-                optimizer.load_state_dict(of_one)
+                self._load_optimizer(optimizer, of_one)
         with torch.no_grad():
             for parameter, value in zip(self.trained.others, state["others"], strict=False):
                 parameter.copy_(value)
@@ -281,6 +282,9 @@ class BatchState:
 
     def _load_model(self, model: nn.Module, state: Mapping[str, Any]) -> None:
         model.load_state_dict(state)
+
+    def _load_optimizer(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+        load_optimizer(optimizer, state)
 
     def _renew_anchor(self) -> None:
         """Recreate the anchor of the current batch with additional models, but keep its results."""
@@ -332,7 +336,7 @@ class BatchState:
         """Undo changes made since the batch began, by restoring all old values that were kept."""
         for number, kept in anchor.kept.items():
             set_weights(kept.weights, parameters_of([self.optimizers[number]]))
-            self.optimizers[number].load_state_dict(copied(kept.state, whole=True))
+            load_optimizer(self.optimizers[number], copied(kept.state, whole=True))
         anchor.kept.clear()
         anchor.begun.clear()
         for name, state in anchor.tracked.items():
@@ -366,7 +370,7 @@ class BatchState:
                     "differ from the groups that the script has created so far: add groups "
                     "before prepare(), or at the beginning of an epoch"
                 )
-            optimizer.load_state_dict(of_one)
+            self._load_optimizer(optimizer, of_one)
         for what, own in (("models", self.models), ("optimizers", self.optimizers)):
             is_added_to = self._parts > taken["parts"]  # by calls of prepare() after this state
             if len(taken[what]) != len(own) and not (is_added_to and len(taken[what]) < len(own)):

@@ -6,7 +6,7 @@ any number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from dray.train.prepared import division
 from dray.train.prepared.anchor import parameters_of
-from dray.train.prepared.batch_state import upgraded
+from dray.train.prepared.batch_state import has_groups_of, upgraded
 from dray.train.prepared.division import Axes
 from dray.train.prepared.dtensor import local, plain_part_of
 from dray.train.prepared.group import Group, LoopPhase, everyones
@@ -64,6 +64,7 @@ class DividedSession(TrainingSession):
     def begin(self, load: Callable[[], Mapping[str, Any] | None]) -> None:
         saved: Mapping[str, Any] | None = None
         if self.checkpoints is not None:
+            self.checkpoints.check(self.own_state())
             saved = self.checkpoints.load()
         elif self.group.rank == 0:
             saved = load()
@@ -110,10 +111,8 @@ class DividedSession(TrainingSession):
     def _take(self, state: Mapping[str, Any]) -> None:
         state = upgraded(state, self._names_of_optimizers)
         optimizers = [
-            {
-                "param_groups": copied_like(saved["param_groups"], None),
-                "state": self._like(saved["state"], parameters_of([optimizer])),
-            }
+            # Otherwise the script adds groups later, whose parameters are not known yet.
+            _divided(saved, optimizer) if has_groups_of(optimizer, saved) else saved
             for saved, optimizer in zip(state["optimizers"], self.optimizers, strict=True)
         ]
         gradients = state["gradients"]
@@ -147,19 +146,27 @@ class DividedSession(TrainingSession):
                 loaded[name] = own
         model.load_state_dict(loaded)
 
-    def _like(
-        self, of_each: Mapping[int, Mapping[str, Any]], parameters: Sequence[nn.Parameter]
-    ) -> dict[int, dict[str, Any]]:
-        """Divide the tensors of an optimizer's state in the same way as the parameters."""
-        return {
+    def _load_optimizer(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+        super()._load_optimizer(optimizer, _divided(state, optimizer))
+
+
+def _divided(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Divide the tensors of an optimizer's state in the same way as the parameters."""
+    parameters = parameters_of([optimizer])
+    return {
+        "param_groups": copied_like(saved["param_groups"], None),
+        "state": {
             number: {key: copied_like(one, parameters[number]) for key, one in values.items()}
-            for number, values in of_each.items()
-        }
+            for number, values in saved["state"].items()
+        },
+    }
 
 
 def copied_like(saved: Any, own: Any) -> Any:
-    """Copy a saved value. Tensors are divided like the tensors at the same positions of `own` or,
-    if `own` is a tensor, like `own`."""
+    """Copy a saved value. Whole tensors are divided like the tensors at the same positions of
+    `own` or, if `own` is a tensor, like `own`."""
+    if isinstance(saved, DTensor):
+        return saved
     if isinstance(saved, torch.Tensor):
         return division.like(saved, own) if _can_divide(saved, own) else saved.clone()
     if isinstance(saved, Mapping):

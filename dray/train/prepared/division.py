@@ -109,15 +109,47 @@ def divide(
         (axes.data, axes.shard, axes.tensor),
         mesh_dim_names=("data", "shard", "tensor"),
     )
+    tied = _tied(model)
     if axes.tensor > 1:
         assert plan is not None
         _divide_matrices(model, mesh["tensor"], plan)
+        _tie(model, tied)
     if axes.num_shares > 1:
         exchanging = mesh["data", "shard"] if axes.data > 1 else mesh["shard"]
         for block in blocks:
             fully_shard(block, mesh=exchanging)
         fully_shard(model, mesh=exchanging)
     _check_even(model, axes)
+    for names in tied:
+        if len({id(model.get_parameter(name)) for name in names}) > 1:
+            raise ValueError(
+                f"{' and '.join(names)} are one parameter, which FSDP can't gather for a block and "
+                "for another part of the model: choose a pattern for blocks that leaves it outside "
+                "of all blocks, or inside of one"
+            )
+
+
+def _tied(model: nn.Module) -> list[list[str]]:
+    """Return the names of each parameter that has several names."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [each for each in names.values() if len(each) > 1]
+
+
+def _tie(model: nn.Module, tied: Sequence[Sequence[str]]) -> None:
+    """Make parameters one again that were one before torch divided each module on its own. Raises
+    ValueError if they are divided in different ways."""
+    for names in tied:
+        first, *others = (model.get_parameter(name) for name in names)
+        for name, other in zip(names[1:], others, strict=True):
+            if getattr(other, "placements", ()) != getattr(first, "placements", ()):
+                raise ValueError(
+                    f"{names[0]} and {name} are one parameter, but tensor_plan divides them in "
+                    "different ways: divide both along the same dimension, or neither"
+                )
+            module, _, own = name.rpartition(".")
+            setattr(model.get_submodule(module), own, first)
 
 
 def _check_plan(model: nn.Module, plan: Mapping[str, ParallelStyle] | None) -> None:
@@ -196,7 +228,7 @@ def names_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[st
 
     Raises ValueError for an optimizer that has taken a step, or has parameters of another model.
     """
-    if optimizer.state:
+    if any(values.get("step", 1) != 0 for values in optimizer.state.values()):
         raise ValueError(
             "the optimizer already has state: call prepare() before the first step, and let it "
             "restore checkpoints"
@@ -215,10 +247,15 @@ def retarget(
     optimizer: torch.optim.Optimizer, model: nn.Module, names: Sequence[Sequence[str]]
 ) -> None:
     """Replace the parameters in the optimizer's groups with their divided versions, and keep the
-    options."""
+    options. The state with which an optimizer begins, such as Adagrad's sums, is divided, too."""
     divided = dict(model.named_parameters())
     for group, own in zip(optimizer.param_groups, names, strict=True):
-        group["params"] = [divided[name] for name in own]
+        replaced = [divided[name] for name in own]
+        for before, after in zip(group["params"], replaced, strict=True):
+            begun = optimizer.state.pop(before, {})
+            if begun:
+                optimizer.state[after] = {key: like(one, after) for key, one in begun.items()}
+        group["params"] = replaced
 
 
 def set_exchanging(model: nn.Module, exchanges: bool) -> None:
@@ -232,10 +269,12 @@ def whole(value: Any) -> Any:
     return changed(value, lambda one: one.full_tensor() if isinstance(one, DTensor) else one)
 
 
-def like(value: Tensor, parameter: Tensor) -> Tensor:
+def like(value: Any, parameter: Tensor) -> Any:
     """Return this rank's part of a whole tensor, if the tensor has the shape of a divided
     parameter. Every rank must have the whole tensor."""
-    if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
+    if not (isinstance(value, Tensor) and isinstance(parameter, DTensor)):
+        return value
+    if value.shape != parameter.shape:
         return value
     part = dtensor.plain_part_of(value, parameter)
     own = torch.empty(part.shape, dtype=value.dtype, device=parameter.device)

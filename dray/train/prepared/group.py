@@ -41,6 +41,9 @@ class DividedCheckpoints(Protocol):
         """Return the state of the newest checkpoint that all ranks found intact, or None. Tensors
         are whole, and are read when they are copied. A collective."""
 
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError if the state has a value that can't be saved. A collective."""
+
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Copy this rank's part of the state, and write the copy while training continues. Every
         rank must call this after the same step. Waits for the previous save."""

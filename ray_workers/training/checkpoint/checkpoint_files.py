@@ -344,6 +344,8 @@ def _described(
         if "/" in entry["path"] or not isinstance(entry["sha256"], str):
             raise ValueError(f"{entry['path']!r} is not the name of a checkpoint file")
         num_bytes += int(entry["size_bytes"])
+    if len({entry["path"] for entry in manifest["files"]}) < len(manifest["files"]):
+        raise ValueError("the manifest lists a file twice")
     loss = manifest.get("loss")
     dict(manifest["position"])
     metrics = {str(key): float(value) for key, value in dict(manifest["metrics"]).items()}
@@ -384,10 +386,9 @@ def drop_unfinished(base_url: str) -> None:
 
 def read_folder(folder: Path) -> State:
     """Return the state that several ranks have written to a folder, whose files are verified."""
-    described = json.loads((folder / TREE).read_bytes())
     paths = folder.glob("*.safetensors")
     found = {path.name: _opened(path.as_uri(), path.stat().st_size) for path in paths}
-    return _divided_tree(described, found)
+    return _divided_tree(json.loads((folder / TREE).read_bytes()), found)
 
 
 def load_each(

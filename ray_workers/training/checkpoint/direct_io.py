@@ -139,6 +139,7 @@ def exists(url: str) -> bool:
     if path is not None:
         return path.exists()
     filesystem, name = fsspec.core.url_to_fs(url)
+    filesystem.invalidate_cache()  # another process may have written the file
     return bool(filesystem.exists(name))
 
 

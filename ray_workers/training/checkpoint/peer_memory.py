@@ -54,6 +54,9 @@ FIRST_EVERY = 16
 interval."""
 MEMORY_SHARE = 0.5
 """Maximum share of a node's available memory that the copies may use."""
+RETRY_SHARE = 0.25
+"""A copy that must wait for the previous one is tried again after this share of the steps that it
+has waited, so that the ranks do not communicate in every step."""
 WORTH_LOGGING = 1.5
 """Factor by which the interval must change before it is logged again."""
 NUM_SLOTS = 2
@@ -88,7 +91,10 @@ class PeerMemory:
         """Memory for the shares of other ranks, in each slot, by number of the copy."""
         self._next = 0
         """The slot that is overwritten next."""
-        self._sending: Future[None] | None = None
+        self._sending: Future[float] | None = None
+        """The number of seconds that the last copy takes."""
+        self._is_reported = True
+        """Whether the duration of the last copy is reported."""
         self._staged: StagedState | None = None
         self._group: dist.ProcessGroup | None = None
         self._device = torch.device("cpu")
@@ -99,8 +105,11 @@ class PeerMemory:
         self._num_on_node = 1
         self._whole: int | None = None
         """The step to which the ranks can go back, when the group was formed."""
-        self._last: int | None = None
-        """The step of the last copy that was begun in this group."""
+        self._due: int | None = None
+        """The step after which a copy is due; None if it is due at once."""
+        self._next_try = 0
+        self._is_asked = False
+        """Whether a copy is due before the interval has passed."""
         self._num_bytes = 0
         """Size of the largest share so far."""
         self._meter = StallMeter()
@@ -115,7 +124,7 @@ class PeerMemory:
             self._sending = None
         self._rank, self._world_size, self._device = rank, world_size, device
         self._group = dist.new_group(backend="gloo", timeout=process_group.OPERATION_LIMIT)
-        self._last = None
+        self._due, self._next_try, self._is_asked = None, 0, False
 
     def agree(self) -> None:
         """Find the newest step to which all ranks can go back. A collective operation. All older
@@ -162,15 +171,16 @@ class PeerMemory:
         volatile: tensors of the state that change before `hold` is called.
         """
         step = progress.step
-        if not self._is_on or not progress.is_settled:
-            return
-        if self._last is not None and step < self._last + self._every:
+        if not self._is_on or not progress.is_settled or step < self._next_try:
             return
         began = time.perf_counter()
-        taken = self._state()
-        answers = everyones(self._answer(taken), self._device, self._world_size)
+        answer, taken = self._answer()
+        answers = everyones(answer, self._device, self._world_size)
         worst = min(answers)
-        if worst == NO_MEMORY:
+        if worst == BUSY:
+            waited = step - (step if self._due is None else self._due)
+            self._next_try = step + max(1, int(RETRY_SHARE * waited))
+        elif worst == NO_MEMORY:
             self._give_up(answers.index(worst))
         elif worst == FAILED:
             self._is_on = False
@@ -181,18 +191,30 @@ class PeerMemory:
                 )
         if worst <= BUSY:
             return
+        more = answers[0] - self._every
         self._take_interval(answers[0])
-        if self._last is not None and step < self._last + self._every:
+        if self._due is not None and not self._is_asked and step < self._due + more:
+            self._due = self._next_try = self._due + more
             return
-        slot, self._last = self._next, step
+        self._due = self._next_try = step + self._every
+        slot = self._next
         self._next = 1 - slot
         self._slots[slot] = {}
-        sending: Future[None] = Future()
-        self._sending = sending
+        sending: Future[float] = Future()
+        self._sending, self._is_reported = sending, False
         self._staged = staged = self._stagers[slot].take(taken, volatile)
-        self._meter.began(time.perf_counter() - began)
+        if not self._is_asked:  # otherwise the steps also wait for the checkpoint
+            self._meter.began(time.perf_counter() - began)
+        self._is_asked = False
         arguments = (sending, slot, step, staged)
         threading.Thread(target=self._send, args=arguments, daemon=True, name="dray-peers").start()
+
+    def ask(self, step: int) -> None:
+        """Make a copy due after this step, on all ranks. Called when a checkpoint is begun: if the
+        checkpoint were newer than the copies, a recovery from memory would lose more steps than a
+        restart."""
+        self._is_asked, self._next_try = True, step
+        self._due = step if self._due is None else min(self._due, step)
 
     def _take_interval(self, every: int) -> None:
         if every != self._every and self._rank == 0:
@@ -202,19 +224,20 @@ class PeerMemory:
                 log(f"copying the state to the memory of other workers every {every} steps")
         self._every = every
 
-    def _answer(self, state: Mapping[str, Any]) -> int:
-        """Return this rank's interval, or why it can't begin a copy."""
+    def _answer(self) -> tuple[int, Mapping[str, Any]]:
+        """Return (this rank's interval, its share of the state), or why it can't begin a copy."""
         if self._sending is not None and not self._sending.done():
-            return BUSY
+            return BUSY, {}
         if self._sending is not None and self._sending.exception() is not None:
-            return FAILED
+            return FAILED, {}
+        state = self._state()
         num_bytes = sum(each.nbytes for each in leaves(state) if isinstance(each, Tensor))
         more = NUM_SLOTS * (1 + self._copies) * (num_bytes - self._num_bytes)
         if more > 0:
             if more > MEMORY_SHARE * available_memory() / self._num_on_node:
-                return NO_MEMORY
+                return NO_MEMORY, {}
             self._num_bytes = num_bytes
-        return self._wanted
+        return self._wanted, state
 
     def _give_up(self, rank: int) -> None:
         """Stop copying, because a rank lacks memory. Raises HostMemoryError unless `auto`."""
@@ -235,14 +258,15 @@ class PeerMemory:
             log(report.message)
             train.emit(report.KIND, report.body())
 
-    def _send(self, sending: Future[None], slot: int, step: int, staged: StagedState) -> None:
+    def _send(self, sending: Future[float], slot: int, step: int, staged: StagedState) -> None:
+        began = time.perf_counter()
         try:
             assert self._group is not None
             self._exchange(self._group, slot, step, staged)
         except BaseException as error:
             sending.set_exception(error)
         else:
-            sending.set_result(None)
+            sending.set_result(time.perf_counter() - began)
 
     def _exchange(
         self, group: dist.ProcessGroup, slot: int, step: int, staged: StagedState
@@ -268,16 +292,29 @@ class PeerMemory:
             self._slots[slot][share.rank] = share
         faultpoint(FaultPoint.PEER_COPY_SENT, step)
 
-    def step_took(self, seconds: float) -> None:
-        """Count a step. With `auto`, the cost of the last copies determines the interval."""
+    def step_took(self, step: int, seconds: float) -> None:
+        """Count a step. With `auto`, the cost of the last copies determines the interval. Rank 0
+        reports each copy in the step in which it ended."""
         if not self._is_on:
             return
         is_sending = self._sending is not None and not self._sending.done()
+        if not is_sending and not self._is_reported:
+            self._is_reported = True
+            self._report(step)
         cost_s = self._meter.step_took(seconds, is_saving=is_sending)
         if cost_s is None or not self._is_auto or not self._meter.step_s > 0:
             return
         self._costs.append(cost_s)
         self._wanted = every_steps(list(self._costs), self._meter.step_s)
+
+    def _report(self, step: int) -> None:
+        assert self._sending is not None
+        if self._rank == 0 and self._sending.exception() is None:
+            copied = {
+                "perf/copy_time_s": self._sending.result(),
+                "perf/copy_bytes": self._num_bytes,
+            }
+            train.report(step, copied)
 
     def hold(self) -> None:
         """Wait for the copy. Must be called before the state changes."""

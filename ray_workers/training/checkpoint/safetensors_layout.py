@@ -3,15 +3,13 @@
 A state is a tree of dicts, lists, and tuples, with tensors and plain values as leaves. The tensors
 of a state are stored in a safetensors file, which other programs can read. The rest of the state,
 including the position of each tensor, is stored in a JSON document. Reading a checkpoint does not
-execute code: only scripts have values that are pickled, and `restore` does not unpickle them.
+execute code.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +19,6 @@ import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from ray_workers.training.parallel.pieces import Piece
 
@@ -48,38 +45,19 @@ TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
 @dataclass(frozen=True)
+class TaggedValue:
+    """A value of a script's state, as described by `tagged_values`."""
+
+    kind: str
+    content: Any
+
+
+@dataclass(frozen=True)
 class PickledValue:
-    """A value that has no other form in a tree. Only the program that stored it may call `load`."""
+    """A value of a restored state, which an earlier version of dray has pickled."""
 
-    value: Any
-    """The value or, in a restored state, its pickle as a tensor of uint8."""
-
-    def dumped(self, path: str) -> Tensor:
-        """Return the value's pickle. Raises ValueError, with the path of the value in the state, if
-        the value can't be pickled."""
-        target = io.BytesIO()
-        try:
-            _Pickler(target, pickle.HIGHEST_PROTOCOL).dump(self.value)
-        except Exception as error:  # a method of the value can raise anything
-            raise ValueError(
-                f"{path} is a {type(self.value).__name__}, which can't be saved: {error}"
-            ) from error
-        return torch.frombuffer(bytearray(target.getbuffer()), dtype=torch.uint8)
-
-    def load(self) -> Any:
-        return pickle.loads(self.value.clone().numpy().data)
-
-
-class _Pickler(pickle.Pickler):
-    """Pickles tensors in host memory, and refuses divided tensors."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, DTensor):
-            raise ValueError("it contains a divided tensor, which must be in a dictionary or list")
-        if isinstance(value, Tensor) and value.device.type != "cpu":
-            moved: Any = value.detach().cpu()
-            return moved.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        return NotImplemented
+    pickle: Tensor
+    """The pickle, as a tensor of uint8."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +119,9 @@ def restore(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
             return [restore(value, tensors) for value in content]
         case "tuple":
             return tuple(restore(value, tensors) for value in content)
+        case "tagged":
+            name, value = content
+            return TaggedValue(str(name), restore(value, tensors))
         case "pickled":
             return PickledValue(*(restore(value, tensors) for value in content))
     raise ValueError(f"unknown kind of element: {kind!r}")
@@ -234,8 +215,8 @@ def _encode(value: Any, path: str, pieces: dict[str, Piece]) -> Any:
     if isinstance(value, list | tuple):
         items = [_encode(each, f"{path}/{i}", pieces) for i, each in enumerate(value)]
         return {"list" if isinstance(value, list) else "tuple": items}
-    if isinstance(value, PickledValue):
-        return {"pickled": [_encode(value.dumped(path), path, pieces)]}
+    if isinstance(value, TaggedValue):
+        return {"tagged": [value.kind, _encode(value.content, path, pieces)]}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ValueError(f"{path} is a {type(value).__name__}, which checkpoints do not support")

@@ -300,7 +300,7 @@ class Trainer:
             )
         )
         seconds = time.perf_counter() - batch.began
-        self.memory.step_took(seconds)
+        self.memory.step_took(step, seconds)
         if self.rank == 0 or self.spec.is_divided:
             self.triggers.step_took(step, seconds)
         self.profiler.end_step(step)
@@ -396,6 +396,8 @@ class Trainer:
             self.triggers.settle(step)
             is_due = is_due and not self.checkpoints.has(step)
             is_due = process_group.rank_0s(is_due, self.rank, self.device, self.world_size)
+            if is_due:
+                self.memory.ask(step)
         if is_due:
             about, state = self.state.of_checkpoint(step, self.world_size)
             self.triggers.save(about, state, volatile=self.strategy.model.buffers())

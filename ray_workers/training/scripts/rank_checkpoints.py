@@ -29,15 +29,11 @@ from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment
 from ray_workers.training.checkpoint import checkpoint_files, resuming
 from ray_workers.training.checkpoint.checkpoint_files import CheckpointMetadata, LoadedCheckpoint
 from ray_workers.training.checkpoint.manager import CheckpointManager
-from ray_workers.training.checkpoint.safetensors_layout import DTYPES, PickledValue
 from ray_workers.training.checkpoint.save_group import SaveGroup
+from ray_workers.training.checkpoint.tagged_values import tagged, untagged
 from ray_workers.training.core.errors import BrokenCheckpointError, UnreachableCheckpointError
 from ray_workers.training.elastic import process_group
 from ray_workers.training.parallel.pieces import Piece, Spread
-
-PLAIN = (bool, int, float, str, type(None))
-"""Types that have a form in JSON; their subclasses don't."""
-MAX_INT = 2**63
 
 
 class RankCheckpoints:
@@ -74,7 +70,10 @@ class RankCheckpoints:
                 self._manager.adopt(self._refs[len(passed_over) :])
             report = resuming.receipt(loaded, passed_over, step=step, position=None)
             train.emit(report.KIND, report.body())
-        return None if loaded is None else _unpickled(loaded.state)
+        return None if loaded is None else untagged(loaded.state)
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        part_of_rank(state, 0)  # on all ranks, so that all of them raise the error
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         about = CheckpointMetadata(step, {}, {"world_size": self._world_size})
@@ -99,15 +98,11 @@ class RankCheckpoints:
 
 def read_divided(folder: Path) -> Mapping[str, Any]:
     """Return the state that the ranks of a group have written to a folder."""
-    state = _unpickled(checkpoint_files.read_folder(folder))
+    state = untagged(checkpoint_files.read_folder(folder))
     whole: dict[str, Any] = changed(
         state, lambda one: one.clone() if isinstance(one, Tensor) else one
     )
     return whole
-
-
-def _unpickled(state: Any) -> Any:
-    return changed(state, lambda one: one.load() if isinstance(one, PickledValue) else one)
 
 
 def _read(ref: CheckpointRef, *, number: int, num_ranks: int) -> LoadedCheckpoint:
@@ -129,7 +124,7 @@ def part_of_rank(state: Mapping[str, Any], rank: int) -> dict[str, Any]:
     """Return what this rank writes: `Piece`s of divided tensors and, on rank 0, everything else.
     Raises ValueError if an object can't be saved. A collective if the state contains sums that have
     not been added up yet."""
-    part: dict[str, Any] = _OwnPart(rank).of(state)
+    part: dict[str, Any] = _OwnPart(rank).of(state, "")
     if rank != 0:
         part = _pieces_only(part)
     return part
@@ -140,25 +135,16 @@ class _OwnPart:
         self._is_first = rank == 0
         self._spreads: dict[DeviceMesh, Spread] = {}
 
-    def of(self, value: Any) -> Any:
+    def of(self, value: Any, path: str) -> Any:
         if isinstance(value, DTensor):
             return self._piece(value)
-        if isinstance(value, Tensor):
-            return self._whole(value.detach())
         if isinstance(value, Mapping) and all(type(key) in (str, int) for key in value):
             # Ranks can have the same items in a different order.
-            made = {key: self.of(value[key]) for key in sorted(value, key=str)}
+            made = {key: self.of(value[key], _under(path, key)) for key in sorted(value, key=repr)}
             return {key: made[key] for key in value}
         if type(value) in (list, tuple):
-            return type(value)([self.of(one) for one in value])
-        if type(value) in PLAIN and not (type(value) is int and abs(value) >= MAX_INT):
-            return value
-        return PickledValue(value)
-
-    def _whole(self, tensor: Tensor) -> Any:
-        if tensor.layout is not torch.strided or tensor.dtype not in DTYPES:
-            return PickledValue(tensor)
-        return Piece(tensor if self._is_first else None, (0,) * tensor.ndim, tensor.shape)
+            return type(value)([self.of(one, _under(path, at)) for at, one in enumerate(value)])
+        return tagged(value, path) if self._is_first else None
 
     def _piece(self, tensor: DTensor) -> Any:
         mesh = tensor.device_mesh
@@ -170,11 +156,17 @@ class _OwnPart:
                 f"a tensor of shape {tuple(tensor.shape)} is divided by a device mesh without "
                 "mesh_dim_names: name the dimensions of the mesh"
             )
+        if 0 not in mesh.mesh:  # other ranks have the values that are saved
+            return Piece(None, (0,) * tensor.ndim, tensor.shape)
         if mesh not in self._spreads:
             sizes = enumerate(mesh.mesh_dim_names)
             positions = {name: (mesh.size(dim), mesh.get_local_rank(dim)) for dim, name in sizes}
             self._spreads[mesh] = Spread(positions)
         return self._spreads[mesh].pieces(tensor)
+
+
+def _under(path: str, key: Any) -> str:
+    return f"{path}/{key}" if path else str(key)
 
 
 def _pieces_only(value: Any) -> Any:

@@ -213,6 +213,8 @@ def _changes(spec: JobSpec, shapes: Shapes, *, divides: bool) -> Iterator[list[_
         yield kind(*({"train.recompute": how} for how in ("selective", "full")))
     if divides:
         yield _other_divisions(spec, shapes)
+    if not isinstance(spec.checkpoint.in_memory, str):
+        yield kind({"checkpoint.in_memory": "auto"})
     yield kind({"train.optimizer.offload": True})
     yield kind({"train.optimizer.state_dtype": "bf16"})
     least = {"train.micro_batch_size": 1, "train.recompute": "full"}

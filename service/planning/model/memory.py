@@ -35,8 +35,9 @@ class Memory:
     gradients: int
     optimizer: int
     activations: int
-    """All other memory at the peak: tensors for the backward pass, gathered weights, buffers. If
-    memory peaks before all gradients exist, the size of the missing gradients is subtracted."""
+    """All other memory at the peak: tensors for the backward pass, gathered weights, buffers, and
+    copies of the state that the document asks for. If memory peaks before all gradients exist, the
+    size of the missing gradients is subtracted."""
 
     @property
     def total(self) -> int:
@@ -160,7 +161,8 @@ def _of_rank(spec: JobSpec, traces: list[OpTrace], at: int) -> Memory:
     only_optimizer = _shares_optimizer_alone(parallel)
     holders = 1 if only_optimizer else parallel.shard * parallel.context
     exchanging = parallel.shard * parallel.context * spec.num_replicas
-    base = own + optimizer + own * (spec.train.ema is not None)
+    share = own + optimizer + own * (spec.train.ema is not None)
+    base = share
     gradients = own
     agreeing = _of_agreeing(spec, weights)
     base += agreeing.kept
@@ -190,13 +192,22 @@ def _of_rank(spec: JobSpec, traces: list[OpTrace], at: int) -> Memory:
         peak = base + peak_bytes(traces[0], how)
     else:
         peak = base + _of_pipeline(spec, traces, at, how, pieces.count)
+    copies = _of_copies(spec, share)
+    peak += copies
     scratch = _fetched_bytes(spec, own)
     if spec.train.optimizer.name in SCRATCH:
         scratch += stepped * SCRATCH[spec.train.optimizer.name] + largest
     scratch = max(scratch, agreeing.passing) + agreeing.kept
-    updating = own + optimizer + own * (spec.train.ema is not None) + gradients + scratch
+    updating = share + gradients + scratch + copies
     rest = max(peak, updating) - own - optimizer - gradients
     return Memory(int(own), int(gradients), int(optimizer), int(rest))
+
+
+def _of_copies(spec: JobSpec, share: float) -> float:
+    """Return the bytes of `checkpoint.in_memory`: two generations of the rank's share of the state
+    and of the shares that it keeps for others. With `auto`, they are kept only if they fit."""
+    rule = spec.checkpoint.in_memory
+    return 0.0 if isinstance(rule, str) else 2 * (1 + rule.copies) * share
 
 
 @dataclass(frozen=True)

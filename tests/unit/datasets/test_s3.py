@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import s3fs
 import torch
@@ -32,6 +33,7 @@ from service.domain.errors import StorageUnavailable
 from service.storage.storage import Storage
 from tests.object_store import ObjectStore
 from tests.unit.datasets.test_images import TWO
+from tests.unit.training.checkpoint.test_pieces import FILES, commit, halves
 
 CSV = b"x,y\n1,a\n2,b\n3,a\n"
 
@@ -224,6 +226,39 @@ def test_checkpoints_on_s3(results: str) -> None:
     files.remove_folder(saved.url)
     with pytest.raises(BrokenCheckpointError, match="cannot be read"):
         checkpoint_files.load(ref)
+
+
+def test_checkpoints_that_several_ranks_write_on_s3(
+    results: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second save replaces the first, and leaves none of its files; only slices are read."""
+    commit(f"{results}/c", 3, [*halves(1.0), {"c": torch.ones(2)}])
+    ref = commit(f"{results}/c", 3, halves(2.0))
+    filesystem, folder = fsspec.core.url_to_fs(ref.url)
+    assert sorted(name.rpartition("/")[2] for name in filesystem.ls(folder)) == sorted(FILES)
+    loaded = [checkpoint_files.load(ref, number=rank, num_ranks=2) for rank in range(2)]
+    expected = torch.full((6, 4), 2.0) + torch.arange(24.0).view(6, 4)
+    read: list[int] = []
+    read_range = direct_io.read_range
+    monkeypatch.setattr(direct_io, "read_range", lambda *of: read.append(of[2]) or read_range(*of))
+    assert torch.equal(loaded[0].state["model"]["w"][3:5].clone(), expected[3:5])
+    assert sum(read) == 2 * 4 * 4
+    assert checkpoint_files.committed(f"{results}/c") == [loaded[1].saved]
+    name = f"{ref.url}/{FILES[1]}"
+    content = bytearray(files.read(name))
+    content[-1] ^= 1
+    direct_io.write_buffer(name, memoryview(content), len(content))
+    verdicts = [
+        next(checkpoint_files.load_each([ref], number=rank, num_ranks=2)) for rank in range(2)
+    ]
+    assert [isinstance(one, SkippedCheckpoint) for one in verdicts] == [False, True]
+    direct_io.write_buffer(name, memoryview(content), len(content) - 1)
+    verdicts = list(checkpoint_files.load_each([ref]))
+    assert isinstance(verdicts[0], SkippedCheckpoint)
+    assert f"{len(content) - 1} bytes instead of {len(content)}" in verdicts[0].why
+    files.remove_file(f"{ref.url}/manifest.json")
+    checkpoint_files.drop_unfinished(f"{results}/c")
+    assert direct_io.folders(f"{results}/c") == []
 
 
 def test_what_another_process_left_is_deleted_too(results: str, s3: ObjectStore) -> None:

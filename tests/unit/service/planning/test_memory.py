@@ -19,7 +19,8 @@ from ray_workers.recipes.models import images
 from ray_workers.recipes.models.gpt import Gpt
 from ray_workers.recipes.models.unet import Unet
 from service.planning.model import gpt
-from service.planning.model.memory import elements_of, fits, memory_of, traces_of
+from service.planning.model.choice import smallest_change
+from service.planning.model.memory import Memory, elements_of, fits, memory_of, traces_of
 from service.planning.model.memory_simulator import (
     Gradients,
     MemorySimulation,
@@ -80,6 +81,28 @@ def test_the_peak_is_what_torch_counts(tmp_path: Path, name: str) -> None:
     run_in_group(_measure, num_ranks, num_ranks, job.model_dump_json(), str(tmp_path))
     found = max(json.loads(path.read_text()) for path in tmp_path.glob("rank-*.json"))
     assert memory_of(job, shapes_of(job)).total == pytest.approx(found, rel=WITHIN)
+
+
+def test_copies_that_the_document_asks_for_are_counted(tmp_path: Path) -> None:
+    """Two generations of the rank's share, and of each share that it keeps for others."""
+    _, document = jobs(tmp_path)["shard 2"]
+    shapes = shapes_of(JobSpec.model_validate(document))
+
+    def planned(rule: Any) -> Memory:
+        return memory_of(
+            JobSpec.model_validate({**document, "checkpoint": {"in_memory": rule}}), shapes
+        )
+
+    without, auto = planned("off"), planned("auto")
+    asked = planned({"every_steps": 9, "copies": 1})
+    assert auto == without
+    share = without.parameters + without.optimizer
+    assert asked.total - without.total == pytest.approx(2 * 2 * share, abs=2)
+    job = JobSpec.model_validate({**document, "checkpoint": {"in_memory": {"every_steps": 9}}})
+    assert fits(job, shapes, asked.total)
+    assert not fits(job, shapes, asked.total - 8)
+    change = smallest_change(job, shapes, without.total, all_of_them=False)
+    assert change is not None
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])

@@ -164,6 +164,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_sentence_in_the_log(
         {"files": [{"path": "state.safetensors"}]},
         {"files": [{"path": "../x", "size_bytes": 1, "sha256": "0"}]},
         {"files": []},
+        {"files": [{"path": "state.json", "size_bytes": 1, "sha256": "0"}] * 2},
         {"position": None},
         {"metrics": {"val/loss": "low"}},
         {"loss": "low"},

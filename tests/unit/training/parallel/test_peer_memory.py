@@ -5,14 +5,18 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dray.spec import JobSpec
 from ray_workers.shared.contracts import Cause, RankTask
 from ray_workers.training.checkpoint import peer_memory
+from ray_workers.training.checkpoint.peer_memory import PeerMemory
 from ray_workers.training.core.faultpoints import FaultPoint, arm
+from ray_workers.training.core.progress import Progress
 from tests.marks import soak
 from tests.unit.training.elastic.test_recovery import die, once
 from tests.unit.training.jobs import assert_same, series, weights
@@ -144,6 +148,44 @@ def test_with_two_copies_two_ranks_may_be_lost_at_once(
     assert_equal_end(tmp_path, uninterrupted(3, (("shard", 3),), False))
 
 
+def _lose_node(task: RankTask, folder: Path) -> None:
+    """Put two ranks on each of two nodes, and lose the second node."""
+    peer_memory.platform.node = lambda: f"node-{task.rank // 2}"
+    if task.rank >= 2 and task.incarnation == 0:
+        act = functools.partial(_die_together, task.rank, folder)
+        arm(FaultPoint.DATA_LOADED, act, at_step=STEP)
+
+
+def test_a_lost_node_costs_no_share(tmp_path: Path, uninterrupted: Callable[..., Path]) -> None:
+    spec = brief(tmp_path, 4, {"shard": 4}) | {"checkpoint": EVERY_3}
+    lose = functools.partial(_lose_node, folder=tmp_path)
+    codes = run_ranks(tmp_path, spec, world_size=4, before=lose, recovers=True)
+    assert codes == [0] * 4
+    assert sorted(replaced(tmp_path)) == [2, 3]
+    assert_equal_end(tmp_path, uninterrupted(4, (("shard", 4),), False))
+
+
+def _kill_while_recovering(task: RankTask, *, rank: int, point: FaultPoint) -> None:
+    kill(task, rank=1, point=FaultPoint.DATA_LOADED, step=STEP)
+    if task.rank == rank and (rank != 1 or task.incarnation == 1):
+        arm(point, die, at_step=6 if point is FaultPoint.RESTORED else 0)
+
+
+@pytest.mark.parametrize(
+    ("rank", "point"),
+    [soak(1, FaultPoint.GROUP_JOINED), soak(1, FaultPoint.RESTORED), (2, FaultPoint.RESTORED)],
+)
+def test_another_process_may_be_lost_during_the_recovery(
+    tmp_path: Path, uninterrupted: Callable[..., Path], rank: int, point: FaultPoint
+) -> None:
+    """Rank 2 keeps rank 1's share, and rank 0 keeps rank 2's share."""
+    spec = brief(tmp_path, 3, {"shard": 3}) | {"checkpoint": EVERY_3}
+    fault = functools.partial(_kill_while_recovering, rank=rank, point=point)
+    codes = run_ranks(tmp_path, spec, world_size=3, before=fault, recovers=True)
+    assert codes == [0] * 3
+    assert_equal_end(tmp_path, uninterrupted(3, (("shard", 3),), False))
+
+
 def test_auto_keeps_copies_from_the_first_step(
     tmp_path: Path, uninterrupted: Callable[..., Path]
 ) -> None:
@@ -154,6 +196,51 @@ def test_auto_keeps_copies_from_the_first_step(
     assert codes == [0, 0]
     assert replaced(tmp_path) == [1]
     assert_equal_end(tmp_path, uninterrupted(2, (("shard", 2),), False))
+
+
+def test_copies_are_not_older_than_the_newest_checkpoint(
+    tmp_path: Path, uninterrupted: Callable[..., Path]
+) -> None:
+    rule = {"every_steps": 5, "in_memory": {"every_steps": 100}}
+    spec = brief(tmp_path, 2, {"shard": 2}) | {"checkpoint": rule}
+    fault = functools.partial(kill, rank=1, point=FaultPoint.DATA_LOADED, step=STEP)
+    assert run_ranks(tmp_path, spec, world_size=2, before=fault, recovers=True) == [0, 0]
+    assert replaced(tmp_path) == [1]
+    steps = [body["step"] for body in frames(tmp_path, kind="metrics") if LOSS in body["values"]]
+    assert steps.count(5) == 1
+    assert steps.count(6) == 2
+    assert_equal_end(tmp_path, uninterrupted(2, (("shard", 2),), False))
+    copied = [
+        body["values"] for body in frames(tmp_path, kind="metrics") if COPIED in body["values"]
+    ]
+    assert copied
+    assert all(values["perf/copy_bytes"] > 0 for values in copied)
+
+
+LOSS, COPIED = "train/loss", "perf/copy_time_s"
+
+
+def test_ranks_rarely_ask_each_other_while_a_copy_is_being_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    document = {
+        "recipe": "image_classification",
+        "resources": {"num_workers": 2},
+        "parallel": {"shard": 2},
+        "checkpoint": {"in_memory": {"every_steps": 3}},
+    }
+    asked: list[int] = []
+    built: list[int] = []
+    monkeypatch.setattr(
+        peer_memory, "everyones", lambda number, *_: asked.append(number) or [number]
+    )
+    memory = PeerMemory(JobSpec.model_validate(document), lambda: built.append(1) or {})
+    memory._is_on, memory._sending, memory._due = True, Future(), 1
+    for step in range(1, 1001):
+        memory.begin_copy(Progress.at(step), ())
+    assert set(asked) == {peer_memory.BUSY}
+    assert len(asked) < 40
+    assert not built
 
 
 def _has_little_memory(task: RankTask) -> None:

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -115,6 +115,36 @@ def assert_trains_as_alone(**division: Any) -> None:
         torch.testing.assert_close(whole(mine), theirs, rtol=1e-3, atol=1e-4)
 
 
+class Tied(Residuals):
+    """A model whose first and last layers have the same weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.last(self.layers[0](self.first(x))))
+        return scores
+
+
+def _tied(**division: Any) -> None:
+    ends = []
+    for divides in (True, False):
+        torch.manual_seed(0)
+        model: nn.Module = Tied().eval()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if divides:
+            preparing._state = preparing._State()
+            train.init(seed=5)
+            model, optimizer, _ = train.prepare(model, optimizer, **division)
+        step(model, optimizer, samples()[:12])
+        ends.append({name: whole(p) for name, p in model.named_parameters()})
+        assert model.get_parameter("first.weight") is model.get_parameter("last.weight")
+    for name, parameter in ends[1].items():
+        torch.testing.assert_close(ends[0][name], parameter, msg=name)
+
+
 def set_shard(rank: int, world_size: int) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
 
@@ -178,6 +208,10 @@ def _two(rank: int) -> None:
     assert torch.equal(kept[0], recomputed[0])
     assert (kept[1], recomputed[1]) == (2, 4)
     _adds_up()
+    _tied(blocks="layers.*")
+    _tied(tensor=2, tensor_plan=PLAN)
+    gathered = ColwiseParallel(output_layouts=Replicate())
+    _tied(tensor=2, tensor_plan={"first": gathered, "last": gathered})
     _, _, uneven = prepared(size=15, blocks="layers.*")
     with pytest.raises(ValueError, match="make batch_size a multiple of 2"):
         list(uneven)
@@ -285,6 +319,19 @@ def _wrong(rank: int) -> None:
     train.init()
     with pytest.raises(ValueError, match="the optimizer already has state"):
         train.prepare(model, optimizer, blocks="layers.*")
+    for division, message in (
+        ({"blocks": "layers.*"}, "layers.0.up.weight and layers.1.up.weight are one parameter"),
+        (
+            {"tensor": 2, "tensor_plan": {"layers.0.up": ColwiseParallel()}},
+            "are one parameter, but tensor_plan divides them in different ways",
+        ),
+    ):
+        preparing._state = preparing._State()
+        train.init()
+        model, _ = built()
+        model.layers[1].up.weight = model.layers[0].up.weight  # type: ignore[index, union-attr]
+        with pytest.raises(ValueError, match=message):
+            train.prepare(model, torch.optim.SGD(model.parameters()), **division)
     preparing._state = preparing._State(parallel={"shard": 1, "tensor": 1})
     train.init()
     with pytest.raises(ValueError, match=r"parallel\.shard in the job document is 1"):
