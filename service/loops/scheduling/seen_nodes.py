@@ -19,6 +19,7 @@ from service.domain.scheduling.placement.shared_gpus import (
     with_shared_gpus,
 )
 from service.domain.scheduling.placement.slots import NUM_GPUS, WHOLE_GPUS, count, is_part_of_gpu
+from service.lifecycle import node_checks
 from service.loops.scheduling.stages import SchedulerRound, Stage
 from service.nodes import quarantine, withheld
 
@@ -52,7 +53,8 @@ class SeenNodes(Stage):
                 snapshot.holders,
                 alive,
                 shares_gpus=shares_gpus,
-                withheld_hosts=withheld.by_hostname(session).keys(),
+                withheld_hosts=withheld.by_hostname(session).keys()
+                | node_checks.hosts_without_work(session),
             ),
             growing=tuple(a.growing for a in here if a.growing is not None),
             running=tuple(a.running for a in here if a.running is not None),
@@ -74,7 +76,7 @@ class SeenNodes(Stage):
         withheld_hosts: Collection[str] = (),
     ) -> tuple[policy.Node, ...]:
         """Return the nodes for the plan. `alive` contains the attempts whose slots are included in
-        the holders. `withheld_hosts` are hosts with faults."""
+        the holders. `withheld_hosts` are hosts that have faults or are tested."""
         self._look_at(cluster)
         held_by_node = slots.held_by_node(holders)
         sharing_on = sharing(holders if shares_gpus else ())
