@@ -17,7 +17,7 @@ from tests.fakes import pretend_nvml
 from tests.fakes.pretend_nvml import PretendGpu, PretendNvml
 from tests.unit.workers.node.test_orphans import record
 
-SICK = {48, 62, 64, 74, 79, 94, 95, 119, 120, 140}
+SICK = {46, 48, 54, 62, 64, 74, 79, 94, 95, 109, 110, 119, 120, 136, 140, 143, 156, 158}
 FAULTY_CLOCKS = {0x08, 0x20, 0x40, 0x80}
 
 
