@@ -35,6 +35,7 @@ def store(
     connected. The dashboard's address is removed, because it can differ after Ray restarts.
     """
     before = repository.get(session)
+    session_before = before and before.session  # `before` is overwritten in place
     repository.put(
         session,
         ClusterRow(
@@ -57,7 +58,7 @@ def store(
         session, kept_before, kept, {n.node_id: n.hostname for n in snapshot.nodes}, now
     )
     withheld.store_reports(session, snapshot.nodes, now)
-    if before is not None and before.session == snapshot.session:
+    if session_before == snapshot.session:
         node_checks.nodes_lost(session, _lost(before_nodes, snapshot), now)
     repository.replace_nodes(
         session,

@@ -1,4 +1,4 @@
-"""A pretended `ray_workers.node.self_test.probe`, run as `python pretend_probe.py FILE KIND PARENT`.
+"""A pretended `ray_workers.node.self_test.probe`: `python pretend_probe.py FILE KIND PARENT`.
 
 FILE contains JSON that states how its GPUs behave: `gpus`, the answer of `list`, and `answers`,
 which maps a step, or `step@UUID` for one GPU, to its answer: a JSON value, `"hang"`, `"die"`, or a

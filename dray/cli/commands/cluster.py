@@ -143,7 +143,7 @@ def _check_lines(check: NodeCheck | None, *, with_values: bool = False) -> list[
         lines.append(f"{check.hostname}: {check.message} ({check.ended_at:%Y-%m-%d %H:%M:%S} UTC)")
     for device in check.devices:
         name = f"{check.hostname}: " + (f"GPU {device.index}" if device.gpu else "processors")
-        if with_values and device.values:
+        if with_values and device.values and check.state == "done":
             values = ", ".join(f"{key} {value:.3g}" for key, value in device.values.items())
             lines.append(f"{name}: {values}")
         for slow in device.slow:

@@ -194,6 +194,7 @@ def test_the_same_error_again_is_a_new_occurrence(lab: Lab) -> None:
         lab.nvml.gpus[1].ecc += 1
         lab.run()
         marks.append({fault.code: fault.mark for fault in lab.watch.faults})
+    assert {fault.code: fault.count for fault in lab.watch.faults} == {"xid_79": 2, "ecc": 2}
     assert marks[0].keys() == marks[1].keys()
     assert all(marks[0][code] != marks[1][code] for code in ("xid_79", "ecc"))
 
