@@ -86,7 +86,7 @@ class NodeCheck(View):
     began_at: datetime | None = None
     ended_at: datetime | None = None
     """When the last test of the node ended. While another test is waiting or running, `outcome`,
-    `message` and `devices` are still those of the last test."""
+    `message` and `devices` are still the result of the last test."""
     outcome: Literal["passed", "failed", "untested"] | None = None
     message: str
     devices: list[CheckedDevice]

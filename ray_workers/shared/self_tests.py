@@ -84,4 +84,4 @@ MEASURES: dict[str, tuple[str, bool]] = {
     "peer_bytes_per_s": ("copies to the next GPU", True),
     "all_reduce_bytes_per_s": ("all-reduce among the node's GPUs", True),
 }
-"""What each measurement means, and whether larger values are better."""
+"""The measurements: their names, and whether larger values are better."""
