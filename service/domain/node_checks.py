@@ -64,13 +64,13 @@ def machine_fault(outcome: Outcome) -> str | None:
 
 def nodes_of_ranks(
     slices: Sequence[Slice], ranks: Collection[int], *, keeps_order: bool
-) -> list[str]:
-    """Return the nodes on which these ranks run. `keeps_order` is true if ranks follow the order of
+) -> dict[int, str]:
+    """Return the node of each of these ranks. `keeps_order` is true if ranks follow the order of
     the slices; otherwise the ranks of a node are consecutive."""
     order = list(dict.fromkeys(part.node_id for part in slices))
     parts = slices if keeps_order else sorted(slices, key=lambda part: order.index(part.node_id))
     of_rank = [part.node_id for part in parts for _ in range(part.num_workers)]
-    return list(dict.fromkeys(of_rank[rank] for rank in ranks if 0 <= rank < len(of_rank)))
+    return {rank: of_rank[rank] for rank in ranks if 0 <= rank < len(of_rank)}
 
 
 def outcome_of(test: NodeTest) -> CheckOutcome:

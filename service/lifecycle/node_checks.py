@@ -76,8 +76,9 @@ def ask(
         row.job_id, row.attempt = job_id, attempt
     elif cause is CheckCause.ASKED and row.state == CheckState.WAITING:
         row.cause = cause  # test the free slots now, even if a job still holds other slots
-    elif row.job_id is None:
-        row.job_id, row.attempt = job_id, attempt
+    elif row.job_id is None or (row.state == CheckState.WAITING and not is_due(session, row)):
+        # Don't let a job that keeps its slots delay the test after a newer loss.
+        row.job_id, row.attempt, row.why = job_id, attempt, clean(why)
     touch(session)
     notify(session, QUEUE, NODE_CHECKS)
     return row
@@ -97,16 +98,23 @@ def suspect(
     now: datetime,
 ) -> None:
     """Request tests of the nodes on which these ranks ran."""
-    slices = [Slice(part["node_id"], part["num_workers"]) for part in attempt.slices]
-    keeps_order = bool(attempt.roles) or bool((job.spec.get("federated") or {}).get("silos"))
-    node_ids = nodes_of_ranks(slices, ranks, keeps_order=keeps_order)
-    names = cluster_repository.hostnames(session, node_ids)
-    for hostname in sorted(set(names.values())):
+    for hostname in sorted(set(hosts_of_ranks(session, job, attempt, ranks).values())):
         ask(
             *(session, hostname, CheckCause.LOST_RANK, f"{why} ({job.id})", now),
             job_id=job.id,
             attempt=attempt.attempt,
         )
+
+
+def hosts_of_ranks(
+    session: Session, job: JobRow, attempt: AttemptRow, ranks: Collection[int]
+) -> dict[int, str]:
+    """Return the host names of these ranks. Ranks on nodes that have disappeared are omitted."""
+    slices = [Slice(part["node_id"], part["num_workers"]) for part in attempt.slices]
+    keeps_order = bool(attempt.roles) or bool((job.spec.get("federated") or {}).get("silos"))
+    node_ids = nodes_of_ranks(slices, ranks, keeps_order=keeps_order)
+    names = cluster_repository.hostnames(session, sorted(set(node_ids.values())))
+    return {rank: names[node_id] for rank, node_id in node_ids.items() if node_id in names}
 
 
 def attempt_ended(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dray import views
-from ray_workers.shared.contracts import Cause, Outcome, Phase, Slice
+from ray_workers.shared.contracts import Cause, FrameKind, Outcome, Phase, Slice
 from ray_workers.shared.self_tests import DeviceOutcome, NodeTest, TestedDevice, TestPhase
 from service.cluster.port import ClusterNode, ClusterSnapshot, ClusterUnavailable
 from service.db.repositories import attempts
@@ -25,7 +25,7 @@ from service.loops.shared.timings import LoopTimings
 from service.nodes import node_table
 from service.nodes.checks import NodeChecks
 from service.nodes.withheld import WithheldNodes
-from tests.unit.service.helpers import Service, hang, regrouping, two_ranks
+from tests.unit.service.helpers import Service, frame, hang, regrouping, two_ranks
 from tests.wire import cluster_node
 
 HOSTS = ("gpu-1", "gpu-2", "gpu-3")
@@ -279,6 +279,27 @@ async def test_slots_that_the_job_keeps_are_tested_after_it_has_left(lab: Lab) -
     assert [event.code for event in await lab.events(job_id)] == ["untested", "passed"]
 
 
+async def test_a_newer_loss_is_not_delayed_by_a_job_that_keeps_its_slots(lab: Lab) -> None:
+    keeps, ends = await two_ranks(lab.service), await two_ranks(lab.service)
+    for job_id in (keeps, ends):
+        lab.ranks_on(job_id, "node-a", "node-b")
+    lost = regrouping(1, message="rank 1 vanished")
+    lab.service.report(keeps, 1, [replace(lost, body={**lost.body, "code": "lost"})])
+    lab.end(ends, Outcome.of(Cause.WORKER_LOST, "the worker of rank 1 vanished", 1))
+    assert lab.closed() == {"gpu-2"}
+
+
+async def test_slow_ranks_are_named_with_their_nodes(lab: Lab) -> None:
+    job_id = await two_ranks(lab.service)
+    lab.ranks_on(job_id, "node-a", "node-c")
+    report = {"step": 9, "ranks": [1], "slowdown": {"1": 1.5}, "lost_s": 0.5, "num_steps": 8}
+    lab.service.report(job_id, 1, [frame(FrameKind.STRAGGLERS, report)])
+    found = (await lab.service.queries.events(job_id)).items
+    (event,) = [event for event in found if event.type == "stragglers"]
+    assert "rank 1 on gpu-3 by a factor of 1.5" in event.message
+    assert event.data["hostnames"] == {"1": "gpu-3"}
+
+
 async def test_a_hang_makes_the_nodes_of_its_culprits_suspect(lab: Lab) -> None:
     job_id = await two_ranks(lab.service)
     lab.ranks_on(job_id, "node-a", "node-c")
@@ -431,6 +452,6 @@ def test_ranks_of_a_node_are_consecutive_unless_their_order_is_kept() -> None:
     order = {True: "abba", False: "aabb"}
     for keeps_order, nodes in order.items():
         for rank, node_id in enumerate(nodes):
-            assert nodes_of_ranks(slices, [rank], keeps_order=keeps_order) == [node_id]
-    assert nodes_of_ranks(slices, [7, -1], keeps_order=True) == []
+            assert nodes_of_ranks(slices, [rank], keeps_order=keeps_order) == {rank: node_id}
+    assert nodes_of_ranks(slices, [7, -1], keeps_order=True) == {}
     assert timedelta(0) < ABSENT_LIMIT < LIMIT
