@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from ray_workers.shared.commands import Command
 from ray_workers.shared.contracts import AttemptSpec
 from ray_workers.shared.node_needs import BuildState, JobNeed, NodeEnvironment, NodeNeeds
+from ray_workers.shared.self_tests import NodeTest, TestPhase
 from service.cluster.port import AttemptRef, ClusterNode
 
 READY = NodeEnvironment(JobNeed.ENVIRONMENT, BuildState.READY, "", packages=(), replaced=(), log="")
@@ -37,6 +38,9 @@ class StillCluster:
 
     async def prepare(self, node_id: str, needs: NodeNeeds) -> NodeEnvironment:
         return READY
+
+    async def check(self, node_id: str, check_id: str, num_held: int) -> NodeTest:
+        return NodeTest(TestPhase.DONE)
 
     async def kept_jobs(self) -> list[str]:
         return []

@@ -276,6 +276,10 @@ class ReservationNotFound(NotFound, code="reservation_not_found"):
     """There is no reservation with this name, or it doesn't concern you."""
 
 
+class NodeNotFound(NotFound, code="node_not_found"):
+    """There is no node with this name in the cluster."""
+
+
 class NothingWithheld(NotFound, code="nothing_withheld"):
     """There is no node with this name whose slots are withheld."""
 

@@ -54,6 +54,7 @@ from service.loops.scheduling.autoscaler import Autoscaler
 from service.loops.scheduling.cluster_watcher import NOT_ASKED, ClusterWatcher
 from service.loops.scheduling.decision_recorder import DecisionRecorder
 from service.loops.scheduling.forecaster import Forecaster
+from service.loops.scheduling.node_checker import NodeChecker
 from service.loops.scheduling.scheduler import Scheduler
 from service.loops.shared.fencing import LoopDatabase
 from service.loops.shared.term import Launches, LoopContext
@@ -219,6 +220,7 @@ class Runtime:
             ("webhook sender", webhooks.run()),
             ("schedules", schedules.run()),
             ("retention", retention.run()),
+            ("node checks", NodeChecker(context, watch).run()),
             *self._exports(database),
         ]
 

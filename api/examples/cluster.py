@@ -7,6 +7,31 @@ from typing import Any
 
 from api.examples.parts import JOB_ID, STEPPED
 
+CHECK: Mapping[str, Any] = {
+    "hostname": "gpu-7",
+    "id": "0123456789abcdef",
+    "state": "done",
+    "cause": "asked",
+    "why": "ann asked for it",
+    "job_id": None,
+    "asked_at": STEPPED,
+    "began_at": STEPPED,
+    "ended_at": STEPPED,
+    "outcome": "passed",
+    "message": "GPU 0 passed the self-test",
+    "devices": [
+        {
+            "gpu": "GPU-5f0ad1c2-7b0e-4d0c-9d43-2f6a3b1e8c77",
+            "index": 0,
+            "model": "NVIDIA H100 80GB HBM3",
+            "outcome": "passed",
+            "reason": "",
+            "values": {"product_s": 0.0031, "to_device_bytes_per_s": 2.6e10},
+            "slow": [{"measure": "to_device_bytes_per_s", "factor": 2.1, "num_twins": 7}],
+        }
+    ],
+}
+
 NODE: Mapping[str, Any] = {
     "node_id": "3f6c1e0a",
     "hostname": "gpu-7",
@@ -23,6 +48,7 @@ NODE: Mapping[str, Any] = {
             "since": STEPPED,
         }
     ],
+    "check": CHECK,
     "reservations": [
         {
             "name": "course",
@@ -73,6 +99,8 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
         "autoscaling": {"max_nodes": 8, "num_nodes": 2, "asked_at": STEPPED},
         "updated_at": STEPPED,
     },
+    "NodeCheck": CHECK,
+    "NodeCheckList": {"items": [CHECK]},
     "ReleasedNode": {"hostname": "gpu-7", "released": NODE["withheld"]},
     "Plan": {
         "chosen": "shard 2",

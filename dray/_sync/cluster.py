@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Mapping
 from datetime import datetime
 from typing import Any, Literal
@@ -12,6 +13,9 @@ from dray._http import references
 from dray._http.transport import Call, params, segment
 from dray._sync.calls import Calls
 from dray.filters import AccountingFilter, States, label_texts, states_of
+
+CHECK_PERIOD_S = 0.5
+"""Seconds between two requests for the state of self-tests."""
 
 
 class ClusterCalls(Calls):
@@ -138,3 +142,38 @@ class ClusterCalls(Calls):
         there is no withheld node with this name."""
         path = f"/v1/cluster/{segment(hostname)}/release"
         return self._read(views.ReleasedNode, Call("POST", path))
+
+    def check_nodes(
+        self, hostname: str | None = None, *, wait_s: float = 120.0
+    ) -> list[views.NodeCheck]:
+        """Test the free GPUs of a node, or of all nodes, and return the tests, sorted by node. Only
+        for admins.
+
+        Waits for the results for at most `wait_s` seconds; 0 returns at once. The `state` of a test
+        that is not over by then is `waiting` or `running`, and `cluster` shows its result later.
+        Raises NodeNotFound if there is no node with this name.
+        """
+        if hostname is None:
+            asked = (self._read(views.NodeCheckList, Call("POST", "/v1/cluster/check"))).items
+        else:
+            path = f"/v1/cluster/{segment(hostname)}/check"
+            asked = [self._read(views.NodeCheck, Call("POST", path))]
+        until = time.monotonic() + wait_s
+        ids = {one.hostname: one.id for one in asked}
+        while _are_open(asked) and time.monotonic() < until:
+            time.sleep(min(CHECK_PERIOD_S, max(0.0, until - time.monotonic())))
+            newest = {one.hostname: one.check for one in (self.cluster()).nodes}
+            asked = [_newer(one, newest.get(one.hostname), ids[one.hostname]) for one in asked]
+        return asked
+
+
+def _are_open(checks: list[views.NodeCheck]) -> bool:
+    return any(one.state != "done" for one in checks)
+
+
+def _newer(known: views.NodeCheck, found: views.NodeCheck | None, check_id: str) -> views.NodeCheck:
+    """Return the state of a test that was asked for. If another test of the node has been requested
+    since, the test is over, and `found` has its result."""
+    if known.state == "done" or found is None:
+        return known
+    return found if found.id == check_id else found.model_copy(update={"state": "done"})

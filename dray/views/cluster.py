@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Literal
 
 from dray.views.base import View
 from dray.views.reservations import NodeReservation
@@ -40,6 +41,64 @@ class ReleasedNode(View):
     """The faults that withheld the node's slots."""
 
 
+class SlowMeasurement(View):
+    """A measurement in which a GPU is much slower than other GPUs of the same model."""
+
+    measure: str
+    """The name in `CheckedDevice.values`."""
+    factor: float
+    """How many times slower the GPU is than the median of the others."""
+    num_twins: int
+    """Number of other GPUs of the same model that were measured."""
+
+
+class CheckedDevice(View):
+    """The result of a self-test for one GPU, or for all processors of a node without GPUs."""
+
+    gpu: str | None = None
+    """The GPU's UUID; unset for processors."""
+    index: int
+    model: str
+    outcome: Literal["passed", "failed", "untested", "held"]
+    """`untested` if the test could not be run, which is not a fault of the GPU; `held` if a job or
+    another program used the GPU."""
+    reason: str
+    """Why the device failed or was not tested; empty if it passed."""
+    values: dict[str, float]
+    """Measurements: `product_s` is the time of a matrix product in seconds, and the others are
+    rates in bytes per second."""
+    slow: list[SlowMeasurement] = []
+    """The measurements in which the GPU is much slower than other GPUs of the same model. Slow GPUs
+    get work as before."""
+
+
+class NodeCheck(View):
+    """The newest self-test of a node."""
+
+    hostname: str
+    id: str
+    """Differs for each test."""
+    state: Literal["waiting", "running", "done"]
+    """The node gets no new work while a test is running or about to begin."""
+    cause: Literal["asked", "lost_rank"]
+    why: str
+    """The user who asked for the test, or what happened on the node."""
+    job_id: str | None = None
+    """The job that lost a rank on the node."""
+    asked_at: datetime
+    began_at: datetime | None = None
+    ended_at: datetime | None = None
+    """When the last test of the node ended. While another test is waiting or running, `outcome`,
+    `message` and `devices` are still the result of the last test."""
+    outcome: Literal["passed", "failed", "untested"] | None = None
+    message: str
+    devices: list[CheckedDevice]
+
+
+class NodeCheckList(View):
+    items: list[NodeCheck]
+
+
 class NodeSlots(View):
     node_id: str
     hostname: str
@@ -59,6 +118,8 @@ class NodeSlots(View):
     withheld: list[WithheldSlots] = []
     """Faults because of which the node's GPUs (or its CPUs, if it has no GPU) get no new work.
     Running jobs continue."""
+    check: NodeCheck | None = None
+    """The node's newest self-test; unset if it was never tested."""
     reservations: list[NodeReservation] = []
     """The reservations and maintenance windows that include the node and are active or begin within
     a week, in the order in which they begin. Callers see the reservations that `GET

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import platform
 import signal
@@ -45,6 +46,7 @@ from ray_workers.node.gpu_memory import GpuMemory, NvmlMemory
 from ray_workers.node.node_address import own_address
 from ray_workers.node.node_report import NodeReport
 from ray_workers.node.node_spools import NodeSpools
+from ray_workers.node.self_test.runner import SelfTests
 from ray_workers.node.silo_gate import Opening
 from ray_workers.node.system_metrics.sampler import SystemMetricsSampler
 from ray_workers.shared import spool_reader
@@ -80,6 +82,7 @@ from ray_workers.shared.processes.procfs import (
 )
 from ray_workers.shared.processes.silence import SilenceLimits
 from ray_workers.shared.quarantine import QuarantineBook, Quarantined
+from ray_workers.shared.self_tests import NodeTest
 from ray_workers.shared.spool_reader import SpoolRead
 
 ORPHANS_BOUND_S = 10.0
@@ -115,9 +118,9 @@ class NodeAgent:
         self._gpu_memory: GpuMemory = NvmlMemory()
         sessions = session_records.sessions_dir(self._directory)
         self._system_metrics = SystemMetricsSampler(sessions)
-        self._gpu_health = GpuHealth(
-            lambda: session_records.read_sessions(sessions), self._directory / "gpu_faults.json"
-        )
+        records = functools.partial(session_records.read_sessions, sessions)
+        self._gpu_health = GpuHealth(records, self._directory / "gpu_faults.json")
+        self._self_tests = SelfTests(records)
         self._book = QuarantineBook(self._directory / "quarantine")
         self._waits = WaitMeter()
         self._folders = FolderKeeper(deployment_id, self._node_id)
@@ -161,6 +164,10 @@ class NodeAgent:
         whose settings can change."""
         self._forkserver.limits = SilenceLimits(silence_limit_s)
         return self._forkserver.silent_since
+
+    async def check(self, check_id: str, num_held: int) -> NodeTest:
+        """`SelfTests.check`."""
+        return await self._self_tests.check(check_id, num_held)
 
     async def _problem(self) -> str | None:
         """Return why ranks can't start: no forkserver, or live processes of a dead node."""

@@ -20,6 +20,7 @@ from typing import Any
 
 from ray_workers.node.gpu_memory import load_nvml
 from ray_workers.node.session_records import SessionRecord
+from ray_workers.node.xids import PROGRAM_XIDS, SICK_XIDS
 from ray_workers.shared.gpu_faults import GpuFault
 
 LOOK_S = 5.0
@@ -41,28 +42,6 @@ THROTTLES: Mapping[int, str] = {
     0x80: "the external power brake",
 }
 """Reasons for lower clocks that are faults of the machine. The power cap (0x4) is normal."""
-
-# https://docs.nvidia.com/deploy/xid-errors/
-SICK_XIDS: Mapping[int, str] = {
-    48: "uncorrectable memory error",
-    62: "the GPU's internal microcontroller halted",
-    64: "a row of memory could not be remapped",
-    74: "NVLink error",
-    79: "the GPU has fallen off the bus",
-    94: "contained uncorrectable memory error",
-    95: "uncontained memory error",
-    119: "the GPU's system processor timed out",
-    120: "error of the GPU's system processor",
-    140: "unrecovered memory error",
-}
-"""Xid errors after which the GPU gets no more work."""
-APPLICATION_XIDS: Mapping[int, str] = {
-    13: "exception in a kernel",
-    31: "memory page fault",
-    43: "the GPU stopped the program",
-    45: "the program's channels were removed",
-}
-"""Xid errors that are usually caused by the program, or follow from its end."""
 
 
 @dataclass
@@ -221,7 +200,7 @@ class GpuWatch:
         if xid in SICK_XIDS:
             self._set(gpu, f"xid_{xid}", f"Xid {xid}: {SICK_XIDS[xid]}", mark=mark)
             return
-        meaning = APPLICATION_XIDS.get(xid)
+        meaning = PROGRAM_XIDS.get(xid)
         message = f"Xid {xid}" if meaning is None else f"Xid {xid}: {meaning}"
         why = "usually caused by the program" if meaning else "see NVIDIA's catalog of Xid errors"
         self._set(gpu, f"xid_{xid}", f"{message} ({why})", mark=mark, is_sick=False)
@@ -233,7 +212,8 @@ class GpuWatch:
             return
         named = f"GPU {gpu.index}: {message}" if gpu.index >= 0 else f"an unknown GPU: {message}"
         jobs = tuple(sorted(self._jobs_on(gpu)))
-        fault = GpuFault(gpu.uuid, code, named, mark, self._clock(), is_sick, jobs)
+        count = 1 if before is None else before.count + 1
+        fault = GpuFault(gpu.uuid, code, named, mark, self._clock(), is_sick, jobs, count)
         self._faults = {**self._faults, key: fault}
         self._store()
         print(f"fault of a GPU: {fault}", flush=True)  # noqa: T201

@@ -23,3 +23,6 @@ class GpuFault:
     """Whether the GPU should get no more work. False for errors of the program that ran on it."""
     jobs: tuple[tuple[str, int], ...] = ()
     """The attempts (job id, attempt) that had processes on the GPU."""
+    count: int = 1
+    """How many times the fault has happened, including occurrences that were never reported
+    because another one followed soon."""

@@ -16,6 +16,7 @@ from ray_workers.shared.contracts import AttemptSpec, PollReply
 from ray_workers.shared.gpu_faults import GpuFault
 from ray_workers.shared.node_needs import NodeEnvironment, NodeNeeds
 from ray_workers.shared.quarantine import Quarantined
+from ray_workers.shared.self_tests import NodeTest
 
 
 class ClusterUnavailable(Exception):
@@ -150,6 +151,14 @@ class Cluster(Protocol):
         """Withdraw the owner's request to prepare `needs` on a node, because none of the owner's
         jobs is waiting for them any longer. The preparation continues if jobs of other owners have
         the same needs. Idempotent."""
+
+    async def check(self, node_id: str, check_id: str, num_held: int) -> NodeTest:
+        """Return the state of a self-test of a node's free GPUs, and start the test if the node
+        doesn't know it.
+
+        num_held: the number of GPUs of the node's host that jobs hold. Idempotent, but a node that
+        restarts forgets its tests.
+        """
 
     async def kept_jobs(self) -> list[str]:
         """Return the jobs that have a working directory on some node."""

@@ -34,6 +34,9 @@ WEBHOOKS = "webhooks"
 SCHEDULES = "schedules"
 """The topic of the loop that submits the runs of schedules: the times of a schedule changed."""
 
+NODE_CHECKS = "node_checks"
+"""The topic of the loop that tests nodes: a test was requested."""
+
 
 def events_of(job_id: str) -> str:
     """Return the topic of a job's events.

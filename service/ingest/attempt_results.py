@@ -48,7 +48,7 @@ from service.ingest import fault_injection, goodput, resume_reports, silent_proc
 from service.ingest.decoding import within
 from service.ingest.rank_frames import RankFrames
 from service.ingest.supervisor_frames import SupervisorFrames, generation, is_from_supervisor
-from service.lifecycle import resizing
+from service.lifecycle import node_checks, resizing
 from service.lifecycle.transitions import Ends, move, remark, runtime_left_s
 from service.storage.staged_files import Files
 from service.telemetry import system_metrics
@@ -244,6 +244,8 @@ class _Recorder:
         by_drill = self.is_drilled and fault_injection.attempt_ended(
             session, job, row, outcome, ended_at, now
         )
+        if not self.is_drilled:
+            node_checks.attempt_ended(session, job, row, outcome, now)
         if outcome.cause is Cause.SUCCEEDED:
             self._move(Trigger.SUCCEED, "succeeded", message, outcome)
         elif job.state == JobState.CANCELLING:

@@ -46,6 +46,7 @@ from service.ingest import (
     step_times,
 )
 from service.ingest.decoding import BadFrame, Refusals, decode, resumed_step, seconds_of, time_of
+from service.lifecycle import node_checks
 from service.lifecycle.transitions import remark
 from service.storage.staged_files import Files
 from service.storage.storage import check_file_name
@@ -286,10 +287,14 @@ class RankFrames:
         )
 
     def _take_stragglers(self, report: StragglersReport) -> None:
+        session, job, attempt = self._session, self._job, self._attempt
+        hosts = node_checks.hosts_of_ranks(session, job, attempt, report.ranks)
         if report.ranks:
             slowdown = report.slowdown
+            on = {rank: f" on {hostname}" for rank, hostname in hosts.items()}
             named = ", ".join(
-                f"rank {rank} by a factor of {slowdown[str(rank)]:.1f}" for rank in report.ranks
+                f"rank {rank}{on.get(rank, '')} by a factor of {slowdown[str(rank)]:.1f}"
+                for rank in report.ranks
             )
             message = (
                 f"slower than the other ranks: {named}; the other ranks waited {report.lost_s:.2f} "
@@ -297,7 +302,9 @@ class RankFrames:
             )
         else:
             message = "no rank is slower than the other ranks any longer"
-        self._remark("stragglers", "stragglers", message, report.body())
+        named_hosts = {str(rank): hostname for rank, hostname in hosts.items()}
+        data = {**report.body(), "hostnames": named_hosts}
+        self._remark("stragglers", "stragglers", message, data)
 
     def _take_divergence(self, report: DivergenceReport) -> None:
         loss = by_name(report.loss)

@@ -19,6 +19,7 @@ from ray_workers.shared.frames import (
     DrillReport,
     HangReport,
     LedgerReport,
+    LossKind,
     RegroupedReport,
     RegroupingReport,
     ResizedReport,
@@ -36,6 +37,7 @@ from service.domain.progress import without_rates
 from service.domain.states import Trigger
 from service.ingest import fault_injection, goodput, hangs, resize_frames
 from service.ingest.decoding import MALFORMED, BadFrame, Refusals, decode, within
+from service.lifecycle import node_checks
 from service.lifecycle.transitions import move, remark
 from service.telemetry import system_metrics
 from service.telemetry.known_attempts import KnownAttempt
@@ -139,6 +141,8 @@ class SupervisorFrames:
         ranks = list(report.ranks)
         message = report.message or f"lost {_named(ranks)}; the group recovers in place"
         data = {"ranks": ranks, "generation": report.generation, "how": report.code}
+        if report.code is LossKind.LOST:
+            self._suspect(ranks, "vanished")
         if self._job.state == JobState.RUNNING:
             move(
                 self._session,
@@ -194,6 +198,14 @@ class SupervisorFrames:
             **{name: shown for name, shown in vars(report).items() if name != "ranks"},
         }
         self._remark("hang", "hang", hangs.sentence(report, self._job.id), data)
+        self._suspect(report.culprits, "hung")
+
+    def _suspect(self, ranks: Sequence[int], why: str) -> None:
+        """Request tests of the nodes of these ranks, unless a drill might have caused the loss."""
+        session, job = self._session, self._job
+        if ranks and not repository.with_open_drills(session, [job.id]):
+            sentence = f"{_named(ranks)} {why}"
+            node_checks.suspect(session, job, self._attempt, ranks, sentence, self._now)
 
     def _remark(self, type_: str, code: str, message: str, data: dict[str, Any]) -> None:
         remark(

@@ -18,7 +18,7 @@ from service.db.repositories.scheduling import reservations as reservations_repo
 from service.domain.scheduling import policy
 from service.domain.scheduling.placement import slots
 from service.lifecycle import resizing
-from service.nodes import quarantine, withheld
+from service.nodes import checks, quarantine, withheld
 from service.queues import reservations
 
 SOON = timedelta(weeks=1)
@@ -78,7 +78,7 @@ def _storage_state(session: Session, settings: Settings) -> views.StorageState:
 def _nodes(session: Session, user: str | None, now: datetime) -> list[views.NodeSlots]:
     rows = repository.nodes(session)
     reserved = _reserved(session, rows, user, now)
-    faults = withheld.by_hostname(session)
+    faults, tests = withheld.by_hostname(session), checks.by_hostname(session)
     live = attempts_repository.live(session)
     holders = [
         policy.Holder(
@@ -106,6 +106,7 @@ def _nodes(session: Session, user: str | None, now: datetime) -> list[views.Node
             reason=node.reason,
             quarantined=quarantine.as_viewed(node.quarantined),
             withheld=withheld.as_viewed(faults.get(node.hostname, ())),
+            check=tests.get(node.hostname),
             reservations=reserved[node.node_id],
             jobs=list(jobs.get(node.node_id, ())),
         )

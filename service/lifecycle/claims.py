@@ -44,7 +44,7 @@ from service.domain.scheduling import policy
 from service.domain.scheduling.placement.slots import workers
 from service.domain.scheduling.rules.times import latest_start
 from service.domain.states import Trigger, transition
-from service.lifecycle import held_slots, moves, resizing, singletons
+from service.lifecycle import held_slots, moves, node_checks, resizing, singletons
 from service.lifecycle.transitions import announce, changes_of, move, runtime_left_s, state_event
 
 
@@ -97,10 +97,15 @@ def claim(
     parameters = sweeps_repository.parameters(session, in_arrays)
     units = {row.array_id or row.id for row in rows.values() if row.attempt == 0}
     waiters = dependencies_repository.waiters(session, units)
+    tested = node_checks.nodes_without_work(
+        session, {part.node_id for one in wanted for part in one.slices}
+    )
     startable = []
     for one in wanted:
         row = rows.get(one.job_id)
         if row is None or row.attempt != one.attempt_seen:
+            continue
+        if any(part.node_id in tested for part in one.slices):
             continue
         if row.held_by is not None or row.queue != one.queue_seen:
             continue

@@ -17,6 +17,7 @@ from service.db.repositories.scheduling import cluster as repository
 from service.domain.errors import Unsatisfiable
 from service.domain.scheduling import autoscaling, policy
 from service.domain.scheduling.placement.slots import is_open
+from service.lifecycle import node_checks
 from service.nodes import quarantine, withheld
 
 KIND = "accelerator_type:"
@@ -34,6 +35,7 @@ def store(
     connected. The dashboard's address is removed, because it can differ after Ray restarts.
     """
     before = repository.get(session)
+    session_before = before and before.session  # `before` is overwritten in place
     repository.put(
         session,
         ClusterRow(
@@ -49,12 +51,15 @@ def store(
     if snapshot is None:
         return
     # Because the cluster's row is written first, other processes that store a snapshot must wait.
-    kept_before = {row.node_id: row.quarantined for row in repository.nodes(session)}
+    before_nodes = repository.nodes(session)
+    kept_before = {row.node_id: row.quarantined for row in before_nodes}
     kept = quarantine.as_stored(snapshot.nodes, kept_before)
     quarantine.add_events(
         session, kept_before, kept, {n.node_id: n.hostname for n in snapshot.nodes}, now
     )
     withheld.store_reports(session, snapshot.nodes, now)
+    if session_before == snapshot.session:
+        node_checks.nodes_lost(session, _lost(before_nodes, snapshot), now)
     repository.replace_nodes(
         session,
         [
@@ -73,6 +78,14 @@ def store(
             for node in snapshot.nodes
         ],
     )
+
+
+def _lost(before: Sequence[NodeRow], snapshot: ClusterSnapshot) -> dict[str, str]:
+    """Return the host names of the accepted nodes that have disappeared, keyed by node id. Nodes
+    that were drained or released were not accepted any more."""
+    present = {node.hostname for node in snapshot.nodes}
+    gone = (row for row in before if row.accepted and row.hostname not in present)
+    return {row.node_id: row.hostname for row in gone}
 
 
 def _why_closed(labels: Mapping[str, str]) -> str | None:

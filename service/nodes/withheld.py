@@ -22,7 +22,7 @@ from service.db.session import Database, notify, touch
 from service.db.types import storable
 from service.domain.errors import NothingWithheld
 from service.domain.events import ANONYMOUS
-from service.lifecycle.withholding import FAULTY_CPU, withhold
+from service.lifecycle.withholding import FAULTY_CPU, report_counted, withhold
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 def store_reports(session: Session, nodes: Sequence[ClusterNode], now: datetime) -> None:
     """Store the faults that the nodes report. A released fault is forgotten once its node no longer
     reports it, so that it counts as new when it happens again."""
+    report_counted(session, now)
     reporting = _newest(nodes)
     if not reporting:
         return
@@ -49,6 +50,7 @@ def store_reports(session: Session, nodes: Sequence[ClusterNode], now: datetime)
                 mark=fault.mark,
                 jobs=fault.jobs,
                 is_sick=fault.is_sick,
+                count=fault.count,
             )
     current = {(name, *key) for name, faults in reporting.items() for key in faults}
     for row in known:

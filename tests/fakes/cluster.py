@@ -26,6 +26,7 @@ from ray_workers.shared.contracts import (
     PollReply,
 )
 from ray_workers.shared.node_needs import BuildState, JobNeed, NodeEnvironment, NodeNeeds
+from ray_workers.shared.self_tests import DeviceOutcome, NodeTest, TestedDevice, TestPhase
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot, ClusterUnavailable
 from service.config.node_types import labels_in, without_labels
 from tests.fakes.attempt import Attempt, FakeAttempt, Play
@@ -37,6 +38,7 @@ STARTS = "the node agent is starting"
 READY = NodeEnvironment(
     JobNeed.ENVIRONMENT, BuildState.READY, "", packages=("hello==1.0",), replaced=(), log=""
 )
+PASSED = NodeTest(TestPhase.DONE, (TestedDevice("GPU-0", 0, "H100", DeviceOutcome.PASSED, "", {}),))
 PATIENCE_S = 60.0
 """How long a test waits for something that must happen."""
 
@@ -84,6 +86,10 @@ class FakeCluster:
     """Every request for an environment: the node, the environment and the job's owner."""
     dropped: list[tuple[str, NodeNeeds]] = field(default_factory=list)
     """Every request to drop an environment that no job needs anymore."""
+    tests: dict[str, NodeTest] = field(default_factory=dict)
+    """Answers of its nodes about their self-tests, by node. All other nodes pass."""
+    checks: list[tuple[str, str, int]] = field(default_factory=list)
+    """Every request for a self-test: the node, the test's id, and the number of held GPUs."""
     num_polls: int = 0
     """Number of polls for attempts."""
     crowds: dict[str, int] = field(default_factory=dict)
@@ -275,6 +281,14 @@ class FakeCluster:
         self._check()
         self.dropped.append((node_id, needs))
         self.pulse.beat()
+
+    async def check(self, node_id: str, check_id: str, num_held: int) -> NodeTest:
+        self._check()
+        if node_id not in self.nodes:
+            raise ClusterUnavailable(f"the node {node_id} is gone")
+        self.checks.append((node_id, check_id, num_held))
+        self.pulse.beat()
+        return self.tests.get(node_id, PASSED)
 
     async def kept_jobs(self) -> list[str]:
         self._check()

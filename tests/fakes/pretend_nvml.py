@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND, TIMEOUT = 2, 3, 6, 10
@@ -29,6 +30,9 @@ class PretendGpu:
     recoveries: dict[int, int] = field(default_factory=dict)
     parts: list[str] = field(default_factory=list)
     """UUIDs of MIG devices."""
+    model: str = "NVIDIA H100"
+    pids: list[int] = field(default_factory=list)
+    """Processes that use the GPU."""
     errors: dict[str, int] = field(default_factory=dict)
     """The error that each function returns for this GPU; `*` is any function except
     `nvmlDeviceGetUUID`, whose answer the bindings' library caches."""
@@ -91,6 +95,16 @@ class PretendNvml:
         if handle.errors.get("nvmlDeviceGetUUID"):
             raise NVMLError(handle.errors["nvmlDeviceGetUUID"])
         return str(handle.uuid)
+
+    def nvmlDeviceGetName(self, handle: Any) -> str:
+        return str(self._asked(handle, "nvmlDeviceGetName").model)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]:
+        gpu = self._asked(handle, "nvmlDeviceGetComputeRunningProcesses")
+        return [SimpleNamespace(pid=pid, usedGpuMemory=0) for pid in gpu.pids]
+
+    def nvmlDeviceGetMigMode(self, handle: Any) -> list[int]:
+        return [int(bool(self._asked(handle, "nvmlDeviceGetMigMode").parts))] * 2
 
     def nvmlDeviceGetTotalEccErrors(self, handle: Any, errorType: int, counterType: int) -> int:
         assert (errorType, counterType) == (1, 0)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray_workers.shared.commands import Command
 from ray_workers.shared.contracts import AttemptSpec, PollReply
+from ray_workers.shared.self_tests import NodeTest
 from service.cluster.port import AttemptRef, ClusterSnapshot, ClusterUnavailable
 from service.costs.prices_file import PricesFile
 from service.domain.errors import DatabaseUnavailable
@@ -203,6 +204,9 @@ class Network:
 
     async def attempts(self) -> list[AttemptRef]:
         return await self._reach("attempts", self._cluster.attempts)
+
+    async def check(self, node_id: str, check_id: str, num_held: int) -> NodeTest:
+        return await self._reach("check", lambda: self._cluster.check(node_id, check_id, num_held))
 
     async def kept_jobs(self) -> list[str]:
         return await self._reach("kept_jobs", self._cluster.kept_jobs)

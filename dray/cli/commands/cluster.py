@@ -1,4 +1,4 @@
-"""Commands that show the cluster's nodes and release withheld nodes."""
+"""Commands that show the cluster's nodes, test them, and release withheld nodes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from dray.cli.base import AsJson, app, connect
 from dray.cli.commands.reservations import whose
 
 if TYPE_CHECKING:
-    from dray.views import AutoscalingState, NodeSlots, StorageState
+    from dray.views import AutoscalingState, NodeCheck, NodeSlots, StorageState
 
 _KINDS = ("CPU", "GPU")
 DOUBTFUL = timedelta(minutes=10)
 """Time to wait for a requested node before warning that the autoscaler may be missing."""
 
+MAX_WAIT_S = 3600.0
+
 group = typer.Typer(
     name="cluster",
     help="Show the nodes, the jobs running on them, and the reservations of the nodes that are "
-    "active or begin within a week; release nodes.",
+    "active or begin within a week; test and release nodes.",
     invoke_without_command=True,
 )
 app.add_typer(group)
@@ -80,6 +82,8 @@ def cluster(context: typer.Context, as_json: AsJson = False) -> None:
         for fault in node.withheld:
             at = f"{fault.since:%Y-%m-%d %H:%M:%S} UTC"
             write_text(f"{node.hostname}: no new work since {at}: {fault.reason}")
+        for line in _check_lines(node.check):
+            write_text(line)
 
 
 @group.command("release")
@@ -97,6 +101,58 @@ def release(
         return
     for fault in answer.released:
         write_text(f"{answer.hostname}: released: {fault.reason}")
+
+
+@group.command("check")
+def check(
+    node: Annotated[
+        str | None,
+        typer.Argument(metavar="[NODE]", help="The node's host name; all nodes by default."),
+    ] = None,
+    wait_s: Annotated[
+        float, typer.Option("--wait", help="Maximum number of seconds to wait for the results.")
+    ] = 120.0,
+    as_json: AsJson = False,
+) -> None:
+    """Test the GPUs of nodes that no job uses. Only for admins."""
+    from dray.cli.display.output import write_json, write_text
+
+    if not 0 <= wait_s <= MAX_WAIT_S:
+        raise typer.BadParameter(f"must be from 0 to {MAX_WAIT_S:g}", param_hint="--wait")
+    with connect() as client:
+        found = client.check_nodes(node, wait_s=wait_s)
+    if as_json:
+        write_json(found)
+    else:
+        for one in found:
+            for line in _check_lines(one, with_values=True):
+                write_text(line)
+    if any(one.outcome == "failed" for one in found if one.state == "done"):
+        raise typer.Exit(1)
+
+
+def _check_lines(check: NodeCheck | None, *, with_values: bool = False) -> list[str]:
+    """Describe a self-test and the GPUs that it found to be slow."""
+    if check is None:
+        return []
+    state = {"waiting": "the self-test waits", "running": "the self-test is running"}
+    lines = (
+        [f"{check.hostname}: {state[check.state]}: {check.why}"] if check.state != "done" else []
+    )
+    if check.ended_at is not None and check.state == "done":
+        lines.append(f"{check.hostname}: {check.message} ({check.ended_at:%Y-%m-%d %H:%M:%S} UTC)")
+    for device in check.devices:
+        name = f"{check.hostname}: " + (f"GPU {device.index}" if device.gpu else "processors")
+        if with_values and device.values and check.state == "done":
+            values = ", ".join(f"{key} {value:.3g}" for key, value in device.values.items())
+            lines.append(f"{name}: {values}")
+        for slow in device.slow:
+            twins = f"{slow.num_twins} other {device.model}"
+            lines.append(
+                f"{name} is slow: {slow.measure} is {slow.factor:.1f} times slower than the median "
+                f"of {twins}"
+            )
+    return lines
 
 
 def _autoscaling(state: AutoscalingState, now: datetime) -> str:

@@ -34,6 +34,7 @@ from ray_workers.shared.names import namespace
 from ray_workers.shared.node_needs import NodeEnvironment, NodeNeeds
 from ray_workers.shared.processes.machine_speed import OVERLOADED, USUAL, overload_note
 from ray_workers.shared.processes.silence import Silence, SilenceLimits
+from ray_workers.shared.self_tests import NodeTest
 from ray_workers.shared.spool_reader import SpoolRead
 from ray_workers.supervision.supervisor import Farewell
 from service.cluster.port import AttemptRef, ClusterSnapshot, ClusterUnavailable
@@ -401,6 +402,13 @@ class RayCluster:
     async def forget(self, node_id: str, needs: NodeNeeds) -> None:
         for agent in self._agents.of([node_id]).values():
             await result_within(AGENT_WAIT_S, agent.forget.remote(needs))
+
+    async def check(self, node_id: str, check_id: str, num_held: int) -> NodeTest:
+        for agent in self._agents.of([node_id]).values():
+            call = agent.check.remote(check_id, num_held)
+            answer: NodeTest = await result_within(ANSWER_LIMIT_S, call)
+            return answer
+        raise ClusterUnavailable(f"the node {node_id} is gone")
 
     async def kept_jobs(self) -> list[str]:
         answers = await self._of_agents(lambda agent: agent.kept_jobs.remote())

@@ -30,6 +30,7 @@ from ray_workers.shared.commands import Command
 from ray_workers.shared.contracts import AttemptSpec, PollReply
 from ray_workers.shared.node_needs import NodeEnvironment, NodeNeeds
 from ray_workers.shared.processes.silence import Silence, SilenceLimits
+from ray_workers.shared.self_tests import NodeTest
 from service.cluster.port import AttemptRef, ClusterSnapshot, ClusterUnavailable
 from service.cluster.ray.embedded import CODE_ROOT, Daemon, EmbeddedRay
 from service.config import logging_setup
@@ -146,6 +147,10 @@ class GatewayCluster:
 
     async def forget(self, node_id: str, needs: NodeNeeds) -> None:
         await self._call("forget", node_id, needs)
+
+    async def check(self, node_id: str, check_id: str, num_held: int) -> NodeTest:
+        answer: NodeTest = await self._call("check", node_id, check_id, num_held)
+        return answer
 
     async def kept_jobs(self) -> list[str]:
         answer: list[str] = await self._call("kept_jobs")

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.db.models.base import Base
+from service.db.models.base import Base, job_key
 
 
 class DeploymentRow(Base):
@@ -99,6 +99,51 @@ class WithheldRow(Base):
     is_active: Mapped[bool]
     """Whether the fault withholds slots: false after an admin has released them, and for errors of
     programs. The row is kept so that the agent's next report does not count as a new fault."""
+    count: Mapped[int] = mapped_column(server_default=text("1"))
+    """See `GpuFault.count`."""
+
+
+class ProgramFaultRow(Base):
+    """An error that a job's program caused on GPUs, such as an Xid 31. Such errors can occur
+    thousands of times, so a job gets at most one event for each kind in a period."""
+
+    __tablename__ = "program_faults"
+    job_id: Mapped[str] = job_key()
+    code: Mapped[str] = mapped_column(String(64), primary_key=True)
+    reported_at: Mapped[datetime]
+    """When the last event was added."""
+    number: Mapped[int]
+    """Number of errors since then."""
+    message: Mapped[str]
+    """The newest of these errors."""
+
+
+class NodeCheckRow(Base):
+    """The newest self-test of a host."""
+
+    __tablename__ = "node_checks"
+    hostname: Mapped[str] = mapped_column(String(255), primary_key=True)
+    id: Mapped[str] = mapped_column(String(32))
+    """Identifies the test to the node's agent."""
+    state: Mapped[str] = mapped_column(String(16))
+    """`CheckState`."""
+    cause: Mapped[str] = mapped_column(String(16))
+    """`CheckCause`."""
+    why: Mapped[str]
+    """Why the node is suspect, or the admin who asked for the test."""
+    job_id: Mapped[str | None] = mapped_column(String(64))
+    """The job that lost a rank on the host. Its slots on the host are tested once its attempt has
+    released them."""
+    attempt: Mapped[int | None]
+    asked_at: Mapped[datetime]
+    began_at: Mapped[datetime | None]
+    ended_at: Mapped[datetime | None]
+    """When the last test ended, of which `outcome`, `message` and `devices` are the result."""
+    outcome: Mapped[str | None] = mapped_column(String(16))
+    """`CheckOutcome`."""
+    message: Mapped[str]
+    devices: Mapped[list[Any]]
+    """A list of `ray_workers.shared.self_tests.TestedDevice` as JSON."""
 
 
 class LeaseRow(Base):

@@ -19,6 +19,7 @@ from service.domain.scheduling.placement.shared_gpus import (
     with_shared_gpus,
 )
 from service.domain.scheduling.placement.slots import NUM_GPUS, WHOLE_GPUS, count, is_part_of_gpu
+from service.lifecycle import node_checks
 from service.loops.scheduling.stages import SchedulerRound, Stage
 from service.nodes import quarantine, withheld
 
@@ -53,7 +54,7 @@ class SeenNodes(Stage):
                 snapshot.holders,
                 alive,
                 shares_gpus=shares_gpus,
-                withheld_hosts=faults.keys(),
+                withheld_hosts=faults.keys() | node_checks.hosts_without_work(session),
                 faulty_cpus={host for host in faults if withheld.has_faulty_cpu(faults[host])},
             ),
             growing=tuple(a.growing for a in here if a.growing is not None),
@@ -77,8 +78,8 @@ class SeenNodes(Stage):
         faulty_cpus: Collection[str] = (),
     ) -> tuple[policy.Node, ...]:
         """Return the nodes for the plan. `alive` contains the attempts whose slots are included in
-        the holders. `withheld_hosts` are hosts with faults, and `faulty_cpus` are hosts with
-        faults of their CPUs."""
+        the holders. `withheld_hosts` are hosts that have faults or are tested, and `faulty_cpus`
+        are hosts with faults of their CPUs."""
         self._look_at(cluster)
         held_by_node = slots.held_by_node(holders)
         sharing_on = sharing(holders if shares_gpus else ())

@@ -83,6 +83,8 @@ class LoopTimings:
     """Maximum number of seconds between two searches for schedules whose next time has come."""
     schedule_retry_s: float = 10.0
     """Seconds after which a run is tried again if the storage did not respond."""
+    check_period_s: float = 0.5
+    """Seconds between two requests for the state of a node's self-test."""
     retention_period_s: float = 10.0
     """Seconds between two rounds of the retention loop."""
     expiry_period_s: float = 60.0

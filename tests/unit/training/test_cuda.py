@@ -8,6 +8,7 @@ Several ranks share one GPU here, which NCCL does not support, so gloo is used i
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import os
@@ -25,7 +26,10 @@ import torch
 import torch.distributed as dist
 
 from dray.train.prepared.copies import digest
+from ray_workers.node.self_test import measures
+from ray_workers.node.self_test.runner import SelfTests
 from ray_workers.shared.contracts import RankTask
+from ray_workers.shared.self_tests import DeviceOutcome, NodeTest, TestPhase
 from ray_workers.training.checkpoint.safetensors_layout import read_tensors, restore
 from ray_workers.training.checkpoint.staging import Stager, hold_for
 from ray_workers.training.core.device_faults import ASSERT, as_lost, has_fault
@@ -361,3 +365,39 @@ def _assert_learnt_the_same(there: Path, here: Path, document: dict[str, Any]) -
     rel = ROUNDED[document["train"].get("precision", "fp32")]
     for key in ("train/loss", "val/loss"):
         assert series(there, key) == pytest.approx(series(here, key), rel=rel)
+
+
+def test_the_gpus_of_this_node_pass_a_self_test() -> None:
+    """In processes of their own, as the node's agent runs the test. GPUs that other programs use
+    are not tested."""
+
+    async def test() -> NodeTest:
+        tests = SelfTests(list)
+        while (found := await tests.check("a", 0)).phase is not TestPhase.DONE:
+            await asyncio.sleep(0.1)
+        return found
+
+    found = asyncio.run(test())
+    outcomes = {device.outcome for device in found.devices}
+    assert not found.is_failed, found
+    assert outcomes <= {DeviceOutcome.PASSED, DeviceOutcome.HELD}, found
+    for device in found.devices:
+        if device.outcome is DeviceOutcome.PASSED:
+            assert {"product_s", "memory_bytes_per_s", "to_device_bytes_per_s"} <= set(
+                device.values
+            )
+
+
+def test_a_wrong_word_in_the_memory_of_a_gpu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    fill = measures._fill
+
+    def spoil(chunks: Any, pattern: int) -> None:
+        fill(chunks, pattern)
+        chunks[-1][12345] = pattern ^ 1
+
+    monkeypatch.setattr(measures, "_fill", spoil)
+    device = torch.device("cuda")
+    sizes = measures.Sizes(chunk_bytes=measures.MEBIBYTE)
+    with pytest.raises(measures.Mismatch, match="1 words"):
+        measures.memory(device, 16 * measures.MEBIBYTE, sizes)
+    assert measures.product(device, sizes)[0] == measures.product(device, sizes)[0]

@@ -76,6 +76,7 @@ function Node({ node, jobs, spread, now, dashboard }) {
     ${node.reason && html`<p class="note">${node.reason}</p>`}
     ${quarantined.map((one) => html`<p key=${one.since + one.job_id} class="note">${plural(one.slots, 'slot')} in quarantine for ${duration((now - new Date(one.since)) / 1000)}: ${one.reason} (<a href=${toJob(one.job_id)}>their job</a>)</p>`)}
     ${node.withheld.map((one) => html`<p key=${one.gpu + one.code} class="note">No new work since <span title=${exactly(one.since)}>${clock(one.since)}</span>: ${one.reason}</p>`)}
+    ${node.check && html`<${Check} ...${node.check} />`}
     ${node.reservations.map((one) => html`<p key=${one.name} class="reserved">${one.maintenance ? 'Maintenance' : html`Reserved for ${whoseOf(one)}`}: <strong>${one.name}</strong>,${' '}
       ${new Date(one.begins_at) <= now ? 'until' : html`<span title=${exactly(one.begins_at)}>${clock(one.begins_at)}</span> to`} <span title=${exactly(one.ends_at)}>${clock(one.ends_at)}</span></p>`)}
     ${node.jobs.length > 0 && html`<p>${node.jobs.map((id) => html`<a key=${id} class="label" href=${toJob(id)}>${jobs[id] ? nameOf(jobs[id]) : id}</a> `)}</p>`}
@@ -83,6 +84,10 @@ function Node({ node, jobs, spread, now, dashboard }) {
     ${Object.keys(node.labels).length > 0 && html`<details><summary class="soft">labels</summary>${Object.entries(node.labels).map(([key, value]) => html`<div key=${key}><code>${key}=${value}</code></div>`)}</details>`}
   </section>`;
 }
+
+// A node's newest self-test, and its slow GPUs.
+const Check = ({ state, why, message, devices }) => html`<p class="note">Self-test: ${state === 'done' ? message : `${state}, ${why}`}</p>
+  ${devices.flatMap(({ index, slow }) => slow.map((one) => html`<p key=${index + one.measure} class="note">GPU ${index} is slow: ${one.measure} is ${one.factor.toFixed(1)} times worse than usual</p>`))}`;
 
 // The users, queues and projects of a reservation: `ann, queue night`.
 const whoseOf = ({ users, queues, projects }) => [...users, ...queues.map((name) => `queue ${name}`), ...projects.map((name) => `project ${name}`)].join(', ');

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
-from sqlalchemy import delete, select
+from sqlalchemy import Row, delete, select
 from sqlalchemy.orm import Session
 
-from service.db.models import WithheldRow
+from service.db.models import ProgramFaultRow, WithheldRow
 from service.db.session import wait_for_others
 
 LOCK_OF_CHANGES = 0x73696B67
@@ -23,7 +24,18 @@ def get(session: Session, hostname: str, gpu: str, code: str) -> WithheldRow | N
     return session.get(WithheldRow, (hostname, gpu, code))
 
 
-def add(session: Session, row: WithheldRow) -> None:
+def program_fault(session: Session, job_id: str, code: str) -> ProgramFaultRow | None:
+    return session.get(ProgramFaultRow, (job_id, code))
+
+
+def counted_before(session: Session, until: datetime) -> Sequence[Row[str, str]]:
+    """Return (job id, code) of the errors of programs whose last event is older than `until`."""
+    query = select(ProgramFaultRow.job_id, ProgramFaultRow.code)
+    query = query.where(ProgramFaultRow.reported_at <= until)
+    return session.execute(query.order_by(ProgramFaultRow.job_id, ProgramFaultRow.code)).all()
+
+
+def add(session: Session, row: WithheldRow | ProgramFaultRow) -> None:
     session.add(row)
     session.flush()
 

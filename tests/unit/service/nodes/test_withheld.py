@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -73,6 +74,38 @@ async def test_an_error_of_the_program_withholds_nothing(service: Service) -> No
     assert await codes(service) == []
     (event,) = await events(service, job_id)
     assert event.message == f"GPU 0: xid_31, on {HOST}"
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_errors_of_a_program_are_counted(service: Service, seed: int) -> None:
+    """A job gets at most one event for each kind in 10 minutes, and no error is left out."""
+    draw = random.Random(seed)
+    job_id, other = await service.running(), await service.running()
+    happened = dict.fromkeys(("xid_13", "xid_31"), 0)
+    counts: dict[tuple[str, str], int] = {}
+    reported: dict[tuple[str, str], GpuFault] = {}
+    for at in range(90):
+        if at < 60:
+            for _ in range(draw.randint(0, 3)):
+                code, gpu = draw.choice(["xid_13", "xid_31"]), draw.choice(["GPU-1", "GPU-2"])
+                more = draw.choice([1, 1, 50])
+                happened[code] += more
+                counts[gpu, code] = counts.get((gpu, code), 0) + more
+                one = fault(code, str(at + draw.random()), job_id, gpu=gpu, is_sick=False)
+                reported[gpu, code] = replace(one, count=counts[gpu, code])
+        see(service, *reported.values())
+        service.advance(draw.choice([5.0, 60.0]))
+    for _ in range(2):
+        service.advance(601.0)
+        see(service, *reported.values())
+    found = await events(service, job_id)
+    for code, number in happened.items():
+        of_code = [event for event in found if event.code == code]
+        assert sum(event.data["count"] for event in of_code) == number
+        times = [event.time for event in of_code]
+        assert all((b - a).total_seconds() >= 600 for a, b in itertools.pairwise(times))
+    assert await events(service, other) == []
+    assert await codes(service) == []
 
 
 async def test_a_withheld_node_stays_so_when_its_agent_or_ray_restarts(service: Service) -> None:

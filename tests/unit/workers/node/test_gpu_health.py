@@ -17,7 +17,7 @@ from tests.fakes import pretend_nvml
 from tests.fakes.pretend_nvml import PretendGpu, PretendNvml
 from tests.unit.workers.node.test_orphans import record
 
-SICK = {48, 62, 64, 74, 79, 94, 95, 119, 120, 140}
+SICK = {46, 48, 54, 62, 64, 74, 79, 94, 95, 109, 110, 119, 120, 136, 140, 143, 156, 158}
 FAULTY_CLOCKS = {0x08, 0x20, 0x40, 0x80}
 
 
@@ -194,6 +194,7 @@ def test_the_same_error_again_is_a_new_occurrence(lab: Lab) -> None:
         lab.nvml.gpus[1].ecc += 1
         lab.run()
         marks.append({fault.code: fault.mark for fault in lab.watch.faults})
+    assert {fault.code: fault.count for fault in lab.watch.faults} == {"xid_79": 2, "ecc": 2}
     assert marks[0].keys() == marks[1].keys()
     assert all(marks[0][code] != marks[1][code] for code in ("xid_79", "ecc"))
 
