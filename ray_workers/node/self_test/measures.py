@@ -30,7 +30,7 @@ class Mismatch(Exception):
 
 
 @dataclass(frozen=True)
-class Sizes:
+class WorkSizes:
     """The amount of work of a self-test."""
 
     product: int = 4096
@@ -43,11 +43,11 @@ class Sizes:
     num_copies: int = 4
 
 
-SMALL = Sizes(product=256, repeats=3, chunk_bytes=MEBIBYTE, copy_bytes=MEBIBYTE, num_copies=2)
+SMALL = WorkSizes(product=256, repeats=3, chunk_bytes=MEBIBYTE, copy_bytes=MEBIBYTE, num_copies=2)
 """For processors."""
 
 
-def product(device: torch.device, sizes: Sizes) -> tuple[str, float]:
+def product(device: torch.device, sizes: WorkSizes) -> tuple[str, float]:
     """Multiply the same matrices several times. Return a hash of the products, which is the same on
     every device of the same model, and the seconds of the fastest product. Raises Mismatch if two
     of the products differ in any bit."""
@@ -84,7 +84,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def memory(device: torch.device, free_bytes: int, sizes: Sizes) -> float:
+def memory(device: torch.device, free_bytes: int, sizes: WorkSizes) -> float:
     """Fill a share of the free memory with each pattern, and read it back. Return the bytes per
     second. Raises Mismatch if a word differs."""
     num_chunks = max(1, int(free_bytes * sizes.memory_share) // sizes.chunk_bytes)
@@ -110,7 +110,7 @@ def _num_wrong(chunks: Sequence[Tensor], pattern: int) -> int:
     return sum(int((chunk != pattern).sum()) for chunk in chunks)
 
 
-def host_copies(device: torch.device, sizes: Sizes) -> tuple[float, float]:
+def host_copies(device: torch.device, sizes: WorkSizes) -> tuple[float, float]:
     """Copy data to the device and back. Return the bytes per second of both directions. Raises
     Mismatch if the data changed."""
     sent = torch.randint(-(2**62), 2**62, (sizes.copy_bytes // 8,), dtype=torch.int64)
@@ -125,7 +125,7 @@ def host_copies(device: torch.device, sizes: Sizes) -> tuple[float, float]:
     return sizes.copy_bytes / to_s, sizes.copy_bytes / from_s
 
 
-def peer_copies(devices: Sequence[torch.device], sizes: Sizes) -> list[float]:
+def peer_copies(devices: Sequence[torch.device], sizes: WorkSizes) -> list[float]:
     """Copy data from each GPU to the next. Return the bytes per second of each GPU. Raises Mismatch
     if the data changed."""
     rates = []
@@ -142,7 +142,7 @@ def peer_copies(devices: Sequence[torch.device], sizes: Sizes) -> list[float]:
 
 
 def all_reduce(
-    devices: Sequence[torch.device], sizes: Sizes, reduce: Callable[[list[Tensor]], None]
+    devices: Sequence[torch.device], sizes: WorkSizes, reduce: Callable[[list[Tensor]], None]
 ) -> float:
     """Sum a tensor over all GPUs with `reduce`, which is in place. Return the bytes per second that
     each GPU sends. Raises Mismatch if a sum is wrong."""
@@ -161,7 +161,7 @@ def all_reduce(
     return 2 * (number - 1) / number * sizes.copy_bytes / fastest
 
 
-def processors(sizes: Sizes = SMALL) -> float:
+def processors(sizes: WorkSizes = SMALL) -> float:
     """Multiply the same matrices on each processor that this process may use. Return the seconds of
     the fastest product. Raises Mismatch if a product differs from its repetition, or from the
     products of most processors."""

@@ -135,7 +135,7 @@ def _begin(kind: str) -> dict[str, str]:
 def _sizes(kind: str) -> Any:
     from ray_workers.node.self_test import measures
 
-    return measures.Sizes() if kind.startswith("cuda") else measures.SMALL
+    return measures.WorkSizes() if kind.startswith("cuda") else measures.SMALL
 
 
 def _product(kind: str) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def _peers() -> dict[str, Any]:
     """Return the rates in the order of the visible GPUs."""
     from ray_workers.node.self_test import measures
 
-    return {"rates": measures.peer_copies(_gpus(), measures.Sizes())}
+    return {"rates": measures.peer_copies(_gpus(), measures.WorkSizes())}
 
 
 def _all_reduce() -> dict[str, Any]:
@@ -193,7 +193,7 @@ def _all_reduce() -> dict[str, Any]:
 
     from ray_workers.node.self_test import measures
 
-    return {"rate": measures.all_reduce(_gpus(), measures.Sizes(), nccl.all_reduce)}
+    return {"rate": measures.all_reduce(_gpus(), measures.WorkSizes(), nccl.all_reduce)}
 
 
 def _text(value: str | bytes) -> str:

@@ -35,7 +35,7 @@ class StepTimeout(Exception):
 
 
 @dataclass(frozen=True)
-class Limits:
+class StepLimits:
     """Time limits of a self-test in seconds. Usually, a test takes a few seconds."""
 
     begin_s: float = 60.0

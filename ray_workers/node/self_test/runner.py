@@ -21,9 +21,9 @@ from typing import Any
 from ray_workers.node.self_test.minority import minority
 from ray_workers.node.self_test.probe_process import (
     COMMAND,
-    Limits,
     ProbeProcess,
     StepError,
+    StepLimits,
     StepTimeout,
     WrongValue,
 )
@@ -84,12 +84,12 @@ class SelfTests:
         self,
         records: Callable[[], Iterable[SessionRecord]],
         command: Sequence[str] = COMMAND,
-        limits: Limits | None = None,
+        limits: StepLimits | None = None,
     ) -> None:
         """`records` returns the records of the node's sessions. `command` starts `probe`."""
         self._records = records
         self._command = command
-        self._limits = limits or Limits()
+        self._limits = limits or StepLimits()
         self._id = ""
         self._task: asyncio.Task[NodeTest] | None = None
         self._copying = asyncio.Lock()

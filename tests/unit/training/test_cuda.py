@@ -397,7 +397,7 @@ def test_a_wrong_word_in_the_memory_of_a_gpu_is_found(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(measures, "_fill", spoil)
     device = torch.device("cuda")
-    sizes = measures.Sizes(chunk_bytes=measures.MEBIBYTE)
+    sizes = measures.WorkSizes(chunk_bytes=measures.MEBIBYTE)
     with pytest.raises(measures.Mismatch, match="1 words"):
         measures.memory(device, 16 * measures.MEBIBYTE, sizes)
     assert measures.product(device, sizes)[0] == measures.product(device, sizes)[0]

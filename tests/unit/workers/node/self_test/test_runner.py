@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ray_workers.node.self_test.probe_process import Limits
+from ray_workers.node.self_test.probe_process import StepLimits
 from ray_workers.node.self_test.runner import SelfTests
 from ray_workers.node.session_records import SessionRecord
 from ray_workers.shared.processes.procfs import started_ticks
@@ -20,14 +20,16 @@ from ray_workers.shared.self_tests import DeviceOutcome, NodeTest, TestedDevice,
 from tests.fakes import pretend_probe
 from tests.unit.workers.node.test_orphans import record
 
-LIMITS = Limits(begin_s=60.0, step_s=60.0, watch_period_s=0.02)
-HASTY = Limits(begin_s=60.0, step_s=1.5, watch_period_s=0.02)
+LIMITS = StepLimits(begin_s=60.0, step_s=60.0, watch_period_s=0.02)
+HASTY = StepLimits(begin_s=60.0, step_s=1.5, watch_period_s=0.02)
 
 
 class Node:
     """A node with pretended GPUs."""
 
-    def __init__(self, path: Path, num_gpus: int, limits: Limits = LIMITS, **answers: Any) -> None:
+    def __init__(
+        self, path: Path, num_gpus: int, limits: StepLimits = LIMITS, **answers: Any
+    ) -> None:
         self.path = path / "node.json"
         self.gpus = [
             {"index": n, "uuid": f"GPU-{n}", "model": "H100", "pids": []} for n in range(num_gpus)
