@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from dray.spec import JobSpec
 from dray.spec.training.sync import AllReduce
+from ray_workers.shared.mesh_shape import MeshShape
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,9 @@ class GroupTraits:
     hang_limit_s: float | None
     """Number of seconds without progress after which a script counts as hung; None if its document
     does not set a limit."""
+    mesh: MeshShape
+    """How a replica of the model is divided among ranks. The number of ranks that train is a
+    multiple of `mesh.num_parts`."""
 
 
 def why_not_on_gpus(document: JobSpec) -> str | None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from dray import spec
+from ray_workers.shared.mesh_shape import MeshShape
 from ray_workers.training.core import compat_torch
 from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 from ray_workers.training.elastic import process_group
@@ -32,6 +33,9 @@ class Mesh:
             axis: getattr(options, axis) for axis in AXES if axis != "data"
         }
         self.sizes["data"] = world_size // math.prod(self.sizes.values())
+        self.shape = MeshShape.of(options)
+        self.part = self.shape.position(rank, world_size).part
+        """Number of the part of the model that this rank has."""
         self.at: dict[str, int] = {}
         for axis in reversed(AXES):
             rank, self.at[axis] = divmod(rank, self.sizes[axis])
