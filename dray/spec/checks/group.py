@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dray.spec.checks.recovery import why_not_on_gpus
 from dray.spec.fields import wrong
 
 if TYPE_CHECKING:
@@ -56,11 +57,8 @@ def check_elastic(spec: JobSpec) -> None:
         raise wrong(
             "/elastic/exact", "is only for recipes: dray does not know which loss a script uses"
         )
-    if spec.resources.gpus_per_worker:
-        raise wrong(
-            "/elastic",
-            "requires gpus_per_worker 0: this version of dray only resizes groups on CPU",
-        )
+    if spec.resources.gpus_per_worker and (why_not := why_not_on_gpus(spec)) is not None:
+        raise wrong("/elastic", f"requires gpus_per_worker 0: {why_not}")
     rule = spec.train.early_stopping
     if spec.elastic.exact and rule is not None and rule.metric != "val/loss":
         raise wrong(

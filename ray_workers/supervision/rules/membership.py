@@ -103,7 +103,7 @@ def next_round(roster: GroupRoster, traits: GroupTraits) -> NextRound | str:
     num_awaited = max(0, roster.least - len(members)) if waits_for_lost else 0
     if num_awaited and traits.is_tied_to_nodes:
         return "a node was lost, and no other node holds the data of its ranks"
-    indices, idle = _indices(members), ()
+    indices, idle = _indices(members), _indices(())
     if traits.mesh.num_parts > 1 and not num_awaited:
         known = (WorkerState.ACTIVE, WorkerState.ENDED)
         seated = [

@@ -45,8 +45,8 @@ def arranged(
                 kept[position] = one.index
             else:
                 moved.append(one.index)
-        empty = (p for n in range(num_replicas) if (p := MeshPosition(n, part)) not in kept)
-        at |= kept | dict(zip(empty, moved, strict=False))
+        of_part = (MeshPosition(replica, part) for replica in range(num_replicas))
+        at |= kept | dict(zip((p for p in of_part if p not in kept), moved, strict=False))
     ranks = [shape.position(rank, world_size) for rank in range(world_size)]
     others = [one.index for one in workers if one.index not in at.values()]
     empty = [position for position in ranks if position not in at]

@@ -7,8 +7,9 @@ from typing import Any
 
 from dray.ranks import role_names
 from dray.spec import JobSpec
+from dray.spec.checks.recovery import why_not_on_gpus
 from dray.spec.training.sync import Gossip, ParameterServer
-from ray_workers.shared.group_traits import GroupTraits, why_not_on_gpus
+from ray_workers.shared.group_traits import GroupTraits
 from ray_workers.shared.mesh_shape import MeshShape
 from ray_workers.shared.peers.peer_ports import HAVE_PEERS
 from service.domain.documents import CheckedDocument

@@ -192,7 +192,7 @@ class ModelParallel(Strategy):
         state = {"model": self.model.state_dict(), **self.update.state_dict()}
         optimizer = state.pop("optimizer")
         pieces: dict[str, Any] = spread.pieces(state, of_first=self._buffers())
-        divided = ("held",) if self.is_whole else ()
+        divided = (self.mesh.named("held"),) if self.is_whole else ()
         return {**pieces, "optimizer": spread.pieces(optimizer, divided=divided)}
 
     def trained_pieces(self) -> Mapping[str, WeightPiece]:
