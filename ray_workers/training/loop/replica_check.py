@@ -31,6 +31,8 @@ class ReplicaCheck:
         """checkpoints: learns after which step the replicas were last equal."""
         self._checkpoints = checkpoints
         self._every = None if spec.check is None else spec.check.replicas_every
+        self._num_parts = spec.parallel.num_parts
+        """Number of ranks in a single replica, which has nothing to be compared with."""
         self._device = device
         self._seen = 0
         self._is_asked = self._is_drill = False
@@ -51,7 +53,7 @@ class ReplicaCheck:
         ReplicasDifferError if they differ."""
         every = self._every
         is_due = every is not None and step // every > self._seen // every
-        if is_due and strategy.world_size > 1:
+        if is_due and strategy.world_size > self._num_parts:
             self._compare(step, strategy)
         self._seen = step
         if self._is_asked:
