@@ -131,11 +131,12 @@ def test_a_replica_joins_a_single_one(tmp_path: Path, alone: Path, mesh: str) ->
 
 
 @SOAK
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("mesh", sorted(MESHES.keys() - {"ZeRO 1"}))
 def test_of_two_broken_replicas_one_complete_one_is_left(
     tmp_path: Path, alone: Path, mesh: str
 ) -> None:
-    """The lost processes have different parts of different replicas."""
+    """The lost processes have different parts of different replicas. With ZeRO 1, both replicas
+    can be left with half a step, so that the job resumes from its checkpoint."""
     group = ResizedReplicas(tmp_path, MESHES[mesh], 4, [(6, 1)])
     try:
         group.gang.start()
