@@ -3,7 +3,8 @@ parts. The module is pure, and imports neither Ray nor torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ray_workers.shared.mesh_shape import MeshPosition, MeshShape
@@ -28,15 +29,17 @@ def arranged(
 
     A worker keeps its part, and its replica if possible. If more workers have a part than there are
     replicas, the workers whose processes were started first keep it, because a newer process might
-    not have received its state yet. The remaining workers get the remaining positions, in the given
-    order.
+    not have received its state yet; then the workers of complete replicas, because the others might
+    have been interrupted in the middle of an update. The remaining workers get the remaining
+    positions, in the given order.
     """
     num_replicas = len(workers) // shape.num_parts
     world_size = num_replicas * shape.num_parts
+    num_in = Counter(one.position.replica for one in workers if one.position is not None)
     at: dict[MeshPosition, int] = {}
     for part in range(shape.num_parts):
         held = [one for one in workers if one.position is not None and one.position.part == part]
-        held.sort(key=lambda one: (one.since, one.position, one.index))
+        held.sort(key=lambda one: _preference(one, num_in, shape))
         kept, moved = {}, []
         for one in held[:num_replicas]:
             position = one.position
@@ -52,6 +55,16 @@ def arranged(
     empty = [position for position in ranks if position not in at]
     at |= dict(zip(empty, others, strict=False))
     return tuple(at[position] for position in ranks), tuple(others[len(empty) :])
+
+
+def _preference(
+    one: Seated, num_in: Mapping[int, int], shape: MeshShape
+) -> tuple[int, bool, int, int]:
+    """Return the sort key of a worker among the workers with the same part. num_in: number of
+    workers of each replica."""
+    assert one.position is not None
+    replica = one.position.replica
+    return one.since, num_in[replica] < shape.num_parts, replica, one.index
 
 
 def has_all_parts(positions: Iterable[MeshPosition | None], shape: MeshShape) -> bool:

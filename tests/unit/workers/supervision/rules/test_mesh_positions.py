@@ -70,9 +70,14 @@ def test_a_replacement_fills_the_hole_even_if_it_comes_later() -> None:
 
 def test_a_worker_without_a_whole_replica_is_idle() -> None:
     roster = of_two_replicas(A, A, A, A, shape=SHARDED, dead_nodes={"n1"})
-    assert members(roster, SHARDED) == ((0, 3), (2,)), "3 has the part of 1"
+    assert members(roster, SHARDED) == ((2, 3), (0,)), "2 and 3 are a complete replica"
     roster = of_two_replicas(A, A, A, A, shape=STAGES, dead_nodes={"n0"})
-    assert members(roster, STAGES) == ((1, 2), (3,)), "1 has the same stage as 0"
+    assert members(roster, STAGES) == ((1, 3), (2,))
+
+
+def test_parts_of_broken_replicas_form_a_complete_one() -> None:
+    roster = of_two_replicas(A, A, A, A, shape=SHARDED, dead_nodes={"n0", "n3"})
+    assert members(roster, SHARDED) == ((2, 1), ())
 
 
 def test_a_whole_column_leaves_and_the_stages_of_the_other_one_are_renumbered() -> None:
