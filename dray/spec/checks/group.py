@@ -57,8 +57,12 @@ def check_elastic(spec: JobSpec) -> None:
         raise wrong(
             "/elastic/exact", "is only for recipes: dray does not know which loss a script uses"
         )
-    if spec.resources.gpus_per_worker and (why_not := why_not_on_gpus(spec)) is not None:
-        raise wrong("/elastic", f"requires gpus_per_worker 0: {why_not}")
+    if spec.resources.gpus_per_worker:
+        why_not = why_not_on_gpus(spec)
+        if spec.script is not None:
+            why_not = "a script whose ranks have GPUs is not resized"
+        if why_not is not None:
+            raise wrong("/elastic", f"requires gpus_per_worker 0: {why_not}")
     rule = spec.train.early_stopping
     if spec.elastic.exact and rule is not None and rule.metric != "val/loss":
         raise wrong(

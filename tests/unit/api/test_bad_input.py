@@ -199,7 +199,7 @@ INVALID |= {
             "resources": {"gpus_per_worker": 1},
         },
         "/elastic",
-        "requires gpus_per_worker 0: a script whose ranks have GPUs does not recover in place",
+        "requires gpus_per_worker 0: a script whose ranks have GPUs is not resized",
     ),
     "elastic with half a replica": (
         {
