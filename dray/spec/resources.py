@@ -70,12 +70,13 @@ class RoleRanks(NamedTuple):
 class Elastic(Document):
     """Allows the group to be smaller than `resources.num_workers`: it starts on the slots that are
     free, continues without lost workers, and grows again when slots become free. The batch size and
-    the order of the samples do not change. Supported for recipes on CPU, and for scripts on CPU
-    that call `train.prepare`."""
+    the order of the samples do not change. Supported for recipes on CPU, for recipes on GPUs whose
+    groups recover in place, and for scripts on CPU that call `train.prepare`."""
 
     min_workers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)]
     """Minimum number of workers to start or continue with. Must not exceed
-    `resources.num_workers`."""
+    `resources.num_workers`. If the workers divide a model (`parallel`), the group's size is always
+    a multiple of the number of workers that hold one replica, and so must this number be."""
     exact: StrictBool = False
     """Whether the weights are bitwise identical for every size of the group, at some cost in speed.
     If true, gradients are always computed in `resources.num_workers` shares and added in a fixed

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dray.spec import JobSpec
-from dray.spec.training.sync import AllReduce
+from dray.spec.checks.recovery import why_not_on_gpus
+from ray_workers.shared.mesh_shape import MeshShape
 
 
 @dataclass(frozen=True)
@@ -59,30 +60,9 @@ class GroupTraits:
     hang_limit_s: float | None
     """Number of seconds without progress after which a script counts as hung; None if its document
     does not set a limit."""
-
-
-def why_not_on_gpus(document: JobSpec) -> str | None:
-    """Return the reason why a group on GPUs does not recover in place although the same group on
-    CPU does; None if it does.
-
-    On a GPU, the result of an operation that was aborted is undefined. Therefore, a group recovers
-    only if none of its results changes a rank's state before the rank has waited for it.
-    """
-    if document.federated is not None or not isinstance(document.sync, AllReduce | None):
-        kind = "federated rounds" if document.federated is not None else "this kind of sync"
-        return f"a group on GPUs with {kind} does not recover in place"
-    changes_early = {
-        "sync.compression": document.compression is not None,
-        "parallel.balance": document.parallel.balance != "even",
-        "train.measure_noise": document.train.measure_noise,
-    }
-    for field, is_set in changes_early.items():
-        if is_set:
-            return (
-                f"a group on GPUs with {field} does not recover in place, because results of an "
-                "interrupted step may already have changed its state"
-            )
-    return None
+    mesh: MeshShape
+    """How a replica of the model is divided among ranks. The number of ranks that train is a
+    multiple of `mesh.num_parts`."""
 
 
 def recovers_on_gpus(document: JobSpec) -> bool:

@@ -20,6 +20,7 @@ from ray_workers.shared.contracts import AttemptSpec, Frame
 from ray_workers.shared.frames import LossKind, RegroupedReport, ResizedReport
 from ray_workers.shared.heartbeat import RankStatus
 from ray_workers.shared.processes.machine_speed import MachineSpeed
+from ray_workers.supervision.group_positions import GroupPositions
 from ray_workers.supervision.node_clients import NodeClients
 from ray_workers.supervision.preparation import NOT_STARTED, Preparation
 from ray_workers.supervision.reporter import Reporter
@@ -90,6 +91,7 @@ class RecoveryController:
         """Tasks that run while the group trains."""
         self._rejoining: list[Member] = []
         """Lost members whose processes are being replaced while the other members train."""
+        self.positions = GroupPositions(spec)
         self._asks_until = 0.0
         """Time until which replacements for slots on lost nodes are requested, on the clock of
         `MachineSpeed.time`."""
@@ -197,6 +199,7 @@ class RecoveryController:
         self.state = self.state.lack(found.num_awaited, self._speed.time())
         if found.is_whole:
             members = self._members(found.members)
+            self.positions.announced(members)
             await self._group.announce(self.state.round, members, self.state.batch_size)
             self.state = replace(self.state, announced_at=self._speed.time())
         if change.leaving:
@@ -232,11 +235,25 @@ class RecoveryController:
 
     def _roster(self, change: GroupChange) -> GroupRoster:
         workers = [
-            Worker(member.index, member.rank, member.node_id, _state_of(member, change))
+            Worker(
+                *(member.index, member.rank, member.node_id, self._state_of(member, change)),
+                position=self.positions.of(member),
+                since=member.incarnation,
+            )
             for member in self._group.members
         ]
         leaving = {member.index for member in change.leaving}
         return GroupRoster(workers, self.least, change.dead_nodes, leaving)
+
+    def _state_of(self, member: Member, change: GroupChange) -> WorkerState:
+        is_idle = member.index in self.positions.idle and member.is_running
+        if member in change.lost:
+            return WorkerState.LOST
+        if not (member.is_placed or is_idle or member in change.ready):
+            return WorkerState.STARTING
+        if not member.is_running:
+            return WorkerState.ENDED
+        return WorkerState.ACTIVE if member.is_placed else WorkerState.READY
 
     def _members(self, indices: Sequence[int]) -> list[Member]:
         by_index = {member.index: member for member in self._group.members}
@@ -245,7 +262,7 @@ class RecoveryController:
     def _assign(self, found: NextRound) -> None:
         """Assign ranks to the members of the round, and remove the ranks of all other members.
         Existing ranks are kept until the round is announced."""
-        indices = set(found.members)
+        indices, self.positions.idle = set(found.members), found.idle
         for member in self._group.placed:
             member.is_placed = member.index in indices
         rank = max((member.rank for member in self._group.placed), default=-1)
@@ -389,6 +406,8 @@ class RecoveryController:
         message = f"{what}: {num} worker{'' if num == 1 else 's'}"
         if coming := sum(m in self._group.members and not m.is_placed for m in self._rejoining):
             message += f", and starts {coming} more"
+        if idle := sum(member.index in self.positions.idle for member in self._group.members):
+            message += f", and {idle} without work until there are enough for another replica"
         if lacking:
             verb = "asks" if self._traits.goes_on_without_lost else "waits"
             message += f", and {verb} for {lacking} more"
@@ -401,16 +420,6 @@ class RecoveryController:
                 message=message,
             )
         )
-
-
-def _state_of(member: Member, change: GroupChange) -> WorkerState:
-    if member in change.lost:
-        return WorkerState.LOST
-    if not member.is_placed and member not in change.ready:
-        return WorkerState.STARTING
-    if not member.is_running:
-        return WorkerState.ENDED
-    return WorkerState.ACTIVE if member.is_placed else WorkerState.READY
 
 
 def least_ranks(spec: AttemptSpec) -> int:

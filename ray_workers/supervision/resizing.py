@@ -104,6 +104,9 @@ class Resizing:
             held = [slots for slots in self._group.slots if slots.is_held and not slots.is_going]
             parts, least = [slots.part for slots in held], self._recovery.least
             going = [held[at] for at in recovery_rules.recalled(parts, recall.slices, least)]
+            positions = self._recovery.positions
+            while going and not positions.are_complete_without(going, self._group.members):
+                going.pop()
             is_regrouping = self._recovery.state.regrouping is not None
             may_go = going and not is_regrouping and await self._goes_on_without()
             self._recovery.settled_command = recall.number

@@ -78,7 +78,8 @@ def request_of(job: JobRow | Row[Any]) -> policy.Request:
     """Return the slots that a job requests."""
     homes = tuple(tuple(labels) for labels in job.homes or ())
     size = job.num_workers, job.bundle, job.min_workers
-    return policy.Request(*size, job.required_topology, homes, as_roles(job.roles))
+    where = job.required_topology, homes, as_roles(job.roles)
+    return policy.Request(*size, *where, num_parts=job.num_parts)
 
 
 def still_requests(session: Session, job_id: str, request: policy.Request) -> bool:
@@ -131,27 +132,24 @@ def spare(
     they should be released.
 
     Only groups that recover in place can release slots, because they continue in the same
-    processes. Groups on GPUs have a fixed size. A script can be asked even if it has not
-    called `train.prepare`, because these calls are not recorded. A script that has not called
-    `train.prepare` keeps its slots.
+    processes. A script can be asked even if it has not called `train.prepare`, because these calls
+    are not recorded. A script that has not called `train.prepare` keeps its slots.
     """
-    is_elastic = job.min_workers is not None and not attempt.bundle.get("GPU")
     trains = job.state == JobState.RUNNING and attempt.phase == Phase.RUNNING
     is_settled = not attempt.lacking and not _is_pending(attempt)
     is_due = all(at is None or at <= now for at in (attempt.grow_after, attempt.recall_after))
-    if not (is_elastic and trains and is_settled and is_due):
+    if job.min_workers is None or not (trains and is_settled and is_due):
         return ()
-    return rules.spare(as_slices(attempt.slices), job.min_workers or 1)
+    return rules.spare(as_slices(attempt.slices), job.min_workers, job.num_parts)
 
 
 def same_batch_s(job: JobRow | Row[Any], attempt: AttemptRow | Row[Any], now: datetime) -> float:
     """Return the number of seconds for which an elastic group has trained with its global batch; 0
     if the batch can't be changed now."""
-    is_elastic = job.min_workers is not None and not attempt.bundle.get("GPU")
     trains = job.state == JobState.RUNNING and attempt.phase == Phase.RUNNING
     since = attempt.batch_at or attempt.running_at
     is_settled = not attempt.lacking and not _is_pending(attempt) and not attempt.preempt_asked_at
-    if not (is_elastic and trains and is_settled) or since is None:
+    if job.min_workers is None or not (trains and is_settled) or since is None:
         return 0.0
     return max(0.0, (now - since).total_seconds())
 

@@ -10,6 +10,7 @@ from dray.spec.training.sync import ParameterServer
 
 if TYPE_CHECKING:
     from dray.spec.job import JobSpec
+    from dray.spec.resources import Elastic
 
 
 def check_mesh(spec: JobSpec) -> None:
@@ -32,7 +33,7 @@ def _check_divided(spec: JobSpec) -> None:
     axis = "shard" if spec.parallel.shard > 1 else spec.parallel.inner_axes[0]
     alone = f"requires parallel.{axis} to be 1"
     if spec.elastic is not None:
-        raise wrong("/elastic", f"{alone}: otherwise no rank has the complete state")
+        _check_elastic(spec, spec.elastic, alone)
     if spec.script is not None:
         _check_divided_script(spec, spec.script)
         return
@@ -57,6 +58,27 @@ def _check_divided(spec: JobSpec) -> None:
             "/train/optimizer/name",
             f"{alone}{instead}: {train.optimizer.name} needs complete layers. With "
             f"parallel.{axis}, use adamw or sgd",
+        )
+
+
+def _check_elastic(spec: JobSpec, elastic: Elastic, alone: str) -> None:
+    """Check that a group with any of its sizes has complete replicas of the model."""
+    if spec.script is not None:
+        raise wrong(
+            "/elastic", f"{alone}: scripts whose ranks divide a model do not recover in place"
+        )
+    if elastic.exact:
+        raise wrong(
+            "/elastic/exact", f"{alone}: ranks that divide a model compute their shares together"
+        )
+    size, least = spec.parallel.num_parts, elastic.min_workers
+    if least % size:
+        near = (least // size * size, -(-least // size) * size)
+        fitting = (str(one) for one in near if 0 < one <= spec.resources.num_workers)
+        raise wrong(
+            "/elastic/min_workers",
+            f"is {least}, but must be a multiple of {size}, the number of workers that hold one "
+            f"replica of the model: set it to {' or '.join(fitting)}",
         )
 
 

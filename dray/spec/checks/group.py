@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dray.spec.checks.recovery import why_not_on_gpus
 from dray.spec.fields import wrong
 
 if TYPE_CHECKING:
@@ -57,10 +58,11 @@ def check_elastic(spec: JobSpec) -> None:
             "/elastic/exact", "is only for recipes: dray does not know which loss a script uses"
         )
     if spec.resources.gpus_per_worker:
-        raise wrong(
-            "/elastic",
-            "requires gpus_per_worker 0: this version of dray only resizes groups on CPU",
-        )
+        why_not = why_not_on_gpus(spec)
+        if spec.script is not None:
+            why_not = "a script whose ranks have GPUs is not resized"
+        if why_not is not None:
+            raise wrong("/elastic", f"requires gpus_per_worker 0: {why_not}")
     rule = spec.train.early_stopping
     if spec.elastic.exact and rule is not None and rule.metric != "val/loss":
         raise wrong(

@@ -9,10 +9,12 @@ the round can begin.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from ray_workers.shared.group_traits import GroupTraits
+from ray_workers.shared.mesh_shape import MeshPosition
+from ray_workers.supervision.rules.mesh_positions import Seated, arranged
 
 
 class WorkerState(Enum):
@@ -39,6 +41,11 @@ class Worker:
     """The worker's rank in the current round, or its last rank."""
     node_id: str
     state: WorkerState
+    position: MeshPosition | None = None
+    """The worker's position in the latest round that was announced to its process; None if the
+    process has not been in a round, or left over from the latest round."""
+    since: int = 0
+    """The round for which the worker's process was started."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,9 @@ class NextRound:
     train."""
     num_awaited: int
     """Number of missing workers. The members wait for these workers before the round begins."""
+    idle: tuple[int, ...] = field(kw_only=True, default=())
+    """Workers that are kept without a rank, because they do not complete a replica of a divided
+    model."""
     is_whole: bool
     """Whether no worker is missing and no member's process has exited. If false, the round is not
     announced until all exited members have been replaced or abandoned."""
@@ -93,10 +103,19 @@ def next_round(roster: GroupRoster, traits: GroupTraits) -> NextRound | str:
     num_awaited = max(0, roster.least - len(members)) if waits_for_lost else 0
     if num_awaited and traits.is_tied_to_nodes:
         return "a node was lost, and no other node holds the data of its ranks"
+    indices, idle = _indices(members), _indices(())
+    if traits.mesh.num_parts > 1 and not num_awaited:
+        known = (WorkerState.ACTIVE, WorkerState.ENDED)
+        seated = [
+            Seated(one.index, one.position if one.state in known else None, one.since)
+            for one in members
+        ]
+        indices, idle = arranged(seated, traits.mesh)
     return NextRound(
-        members=_indices(members),
+        members=indices,
         restarted=_indices(lost if waits_for_lost else ()),
         rejoining=_indices(() if waits_for_lost else lost),
+        idle=idle,
         num_awaited=num_awaited,
         is_whole=not num_awaited and not num_ended,
     )

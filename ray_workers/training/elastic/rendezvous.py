@@ -34,6 +34,7 @@ from ray_workers.training.core.errors import PartsLostError, cause_of
 from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 from ray_workers.training.elastic import process_group
 from ray_workers.training.elastic.connections import Connections
+from ray_workers.training.elastic.state_transfer import everyones
 
 # Only the supervisor decides whether a round takes too long, because only the supervisor knows how
 # fast the machines are, and which ranks have died or are suspended. Therefore, the limits below
@@ -58,6 +59,9 @@ LOOKS_BEFORE_CUT = 2
 """A rank's connections are cut once the watching thread has seen the announced round in more than
 this number of consecutive polls. Usually, the rank itself notices the round earlier, between two
 steps or because a neighbour has exited."""
+LOOKS_TO_LEAVE_TOGETHER = 40
+"""Like `LOOKS_BEFORE_CUT`, if the ranks agree after which step they leave (`check_together`). If
+connections were cut during a step, the ranks could differ by this step."""
 
 
 NCCL_VARIABLES = {
@@ -105,13 +109,13 @@ class RendezvousHandler:
         self._prefix = task.page_prefix
         self._page = page
         self._device = torch.device(task.device)
-        self.recovers = self._device.type == "cpu" or recovers_on_gpus(
-            JobSpec.model_validate(task.spec)
-        )
+        spec = JobSpec.model_validate(task.spec)
+        self.recovers = self._device.type == "cpu" or recovers_on_gpus(spec)
         """Whether the group recovers in place."""
         self.may_abort = True
         """Whether operations may be aborted when another round is announced. Changed only by the
         holder of `process_group.one_at_a_time`."""
+        self._leaves_together = spec.elastic is not None and spec.is_divided
         self._connections = Connections()
         self._watcher: threading.Thread | None = None
         self._store: Store | None = None
@@ -186,10 +190,11 @@ class RendezvousHandler:
 
         def watch() -> None:
             late = 0
+            most = LOOKS_TO_LEAVE_TOGETHER if self._leaves_together else LOOKS_BEFORE_CUT
             while True:
                 time.sleep(WATCH_S)
                 late = late + 1 if is_wanted() else 0
-                if late > LOOKS_BEFORE_CUT:
+                if late > most:
                     process_group.abort(lambda: self.may_abort and is_wanted())
                     if self.may_abort:
                         self._connections.cut(is_wanted)
@@ -222,6 +227,19 @@ class RendezvousHandler:
         """Raise GroupChanged if another round has been announced. Must be called between two
         steps."""
         if not self._is_without_group and self.is_announced:
+            raise GroupChanged
+
+    def check_together(self) -> None:
+        """Like `check`. If an elastic group divides a model, this is a collective operation, and
+        all ranks leave after the same step. Otherwise, a rank could leave while another one still
+        needs it to complete the step, and no other rank might have the state of this rank's
+        part."""
+        if not self._leaves_together:
+            self.check()
+            return
+        self._page.exchange()
+        is_announced = int(self._page.wanted > self.assignment.generation)
+        if any(everyones(is_announced, self._device, self.assignment.world_size)):
             raise GroupChanged
 
     def may_follow(self, error: BaseException) -> bool:

@@ -40,7 +40,7 @@ def train(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
                 with trainer.steps_are_timed(rendezvous.sent_bytes, trainer.world_size):
                     for step in trainer.steps():
                         if step > trainer.progress.step:
-                            rendezvous.check()  # raises GroupChanged if a round was announced
+                            rendezvous.check_together()  # raises GroupChanged
                             batch = trainer.load_batch(step)
                             for part in trainer.optimizer_steps(step, batch):
                                 loss = trainer.forward_backward(step, part)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ForeignKey, Index, String, text
+from sqlalchemy import ColumnElement, ForeignKey, Index, String, case, func, text
 from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
+from dray.spec.training.parallel import AXES
 from dray.views import JobState
 from service.db.models.base import Base, job_key
 from service.db.types import BigId
@@ -217,6 +220,27 @@ class JobRow(Base):
     finished_at: Mapped[datetime | None]
     deleted_at: Mapped[datetime | None]
     """Set while the job is being deleted. A job that is being deleted is no longer visible."""
+
+    @property
+    def num_parts(self) -> int:
+        """Number of workers that hold one replica of an elastic job's model. 1 for all other
+        jobs."""
+        parallel = self.spec.get("parallel") or {}
+        return 1 if self.min_workers is None else math.prod(parallel.get(a, 1) for a in AXES)
+
+
+def num_parts(c: ReadOnlyColumnCollection[str, Any]) -> ColumnElement[int]:
+    """Return `JobRow.num_parts` as an expression of the table's columns."""
+    product: ColumnElement[int] = case((c.min_workers.is_(None), 1), else_=_product(c))
+    return product.label("num_parts")
+
+
+def _product(c: ReadOnlyColumnCollection[str, Any]) -> ColumnElement[int]:
+    first, *others = (func.coalesce(c.spec["parallel", axis].as_integer(), 1) for axis in AXES)
+    product: ColumnElement[int] = first
+    for size in others:
+        product = product * size
+    return product
 
 
 class JobLabelRow(Base):

@@ -12,7 +12,7 @@ from sqlalchemy import insert as sql_insert
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from service.db.models import ClusterRow, JobLabelRow, JobRow, JobTagRow
+from service.db.models import ClusterRow, JobLabelRow, JobRow, JobTagRow, num_parts
 from service.db.repositories.bulk import CHUNK, in_chunks, table_of
 from service.db.repositories.catalog import document_values
 from service.db.repositories.catalog.labels import labels_as_json
@@ -195,17 +195,17 @@ def _columns() -> frozenset[str]:
 
 
 def step_times(session: Session, most: int) -> Sequence[Row[Any]]:
-    """Return (id, owner, state, num_workers, min_workers, yields, bundle, progress, step_times) of
-    the latest jobs that have reported step times, including ended jobs, newest first."""
+    """Return (id, owner, state, num_workers, min_workers, yields, progress, step_times, num_parts)
+    of the latest jobs that have reported step times, including ended jobs, newest first."""
     return session.connection().execute(_step_times(), {"most": most}).all()
 
 
 @cache
 def _step_times() -> Select[Any]:
     c = JobRow.__table__.c
-    names = ("id", "owner", "state", "num_workers", "min_workers", "yields", "bundle", "progress")
+    names = ("id", "owner", "state", "num_workers", "min_workers", "yields", "progress")
     return (
-        select(*(c[name] for name in (*names, "step_times")))
+        select(*(c[name] for name in (*names, "step_times")), num_parts(c))
         .where(c.step_times.is_not(None), c.deleted_at.is_(None))
         .order_by(c.number.desc())
         .limit(bindparam("most"))

@@ -7,8 +7,10 @@ from typing import Any
 
 from dray.ranks import role_names
 from dray.spec import JobSpec
+from dray.spec.checks.recovery import why_not_on_gpus
 from dray.spec.training.sync import Gossip, ParameterServer
-from ray_workers.shared.group_traits import GroupTraits, why_not_on_gpus
+from ray_workers.shared.group_traits import GroupTraits
+from ray_workers.shared.mesh_shape import MeshShape
 from ray_workers.shared.peers.peer_ports import HAVE_PEERS
 from service.domain.documents import CheckedDocument
 
@@ -44,6 +46,7 @@ def traits_of(job: CheckedDocument, *, has_gpus: bool) -> GroupTraits:
         role_names=tuple(role_names(job.document)),
         has_peer_ports=script is not None and script.framework in HAVE_PEERS,
         hang_limit_s=None if script is None else script.hang_limit_s,
+        mesh=MeshShape.of(document.parallel),
     )
 
 

@@ -176,6 +176,7 @@ def _running(job: Any, attempt: Any, runs: RunTimes, now: datetime) -> policy.Ru
         seq=job.number,
         request=replace(
             resizing.held_request(attempt.slices, attempt.bundle, attempt.roles),
+            num_parts=job.num_parts,
             required_level=job.required_topology,
         ),
         slices=slices,

@@ -230,6 +230,7 @@ def is_as_asked(launch: AttemptSpec, stored: dict[str, Any]) -> None:
     assert number == wanted["num_workers"] or (
         elastic is not None and elastic["min_workers"] <= number < wanted["num_workers"]
     )
+    assert number % launch.traits.mesh.num_parts == 0
     assert launch.bundle.get("CPU", 0.0) == wanted["cpus_per_worker"]
     assert launch.bundle.get("GPU", 0.0) == wanted["gpus_per_worker"]
     assert launch.bundle.get("memory") == wanted["memory_bytes"]

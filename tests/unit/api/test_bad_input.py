@@ -193,9 +193,23 @@ INVALID |= {
         "is only for recipes",
     ),
     "elastic on GPUs": (
-        {**GOOD, "elastic": {"min_workers": 1}, "resources": {"gpus_per_worker": 1}},
+        {
+            "script": {"entrypoint": "a.py"},
+            "elastic": {"min_workers": 1},
+            "resources": {"gpus_per_worker": 1},
+        },
         "/elastic",
-        "requires gpus_per_worker 0",
+        "requires gpus_per_worker 0: a script whose ranks have GPUs is not resized",
+    ),
+    "elastic with half a replica": (
+        {
+            **GOOD,
+            "elastic": {"min_workers": 1},
+            "resources": {"num_workers": 4},
+            "parallel": {"shard": 2},
+        },
+        "/elastic/min_workers",
+        "must be a multiple of 2",
     ),
     "elastic with a fixed world": (
         {**GOOD, "elastic": {"min_workers": 1}, "parallel": {"data": 1}},

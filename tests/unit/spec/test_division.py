@@ -171,9 +171,31 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
             "fp16 requires train.precision fp16",
         ),
         (
-            divided({"shard": 2}, elastic={"min_workers": 2}),
+            divided({"shard": 2}, elastic={"min_workers": 3}),
+            "/elastic/min_workers",
+            "is 3, but must be a multiple of 2, the number of workers that hold one replica of the "
+            "model: set it to 2 or 4",
+        ),
+        (
+            divided_gpt(
+                {"tensor": 2, "pipeline": 2},
+            )
+            | {"elastic": {"min_workers": 1}},
+            "/elastic/min_workers",
+            "must be a multiple of 4, the number of workers that hold one replica of the model: "
+            "set it to 4",
+        ),
+        (
+            divided({"shard": 2}, elastic={"min_workers": 2, "exact": True}),
+            "/elastic/exact",
+            "requires parallel.shard to be 1: ranks that divide a model compute",
+        ),
+        (
+            SCRIPT
+            | {"resources": {"num_workers": 4}, "parallel": {"shard": 2}}
+            | {"elastic": {"min_workers": 2}},
             "/elastic",
-            "requires parallel.shard to be 1",
+            "scripts whose ranks divide a model do not recover in place",
         ),
         (
             divided({"shard": 2}, sync={"compression": {"name": "fp16"}}),

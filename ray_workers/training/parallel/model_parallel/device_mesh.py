@@ -5,6 +5,7 @@ so the ranks that communicate the most are usually on the same node.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -13,11 +14,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from dray import spec
+from ray_workers.shared.mesh_shape import MeshShape
 from ray_workers.training.core import compat_torch
 from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 from ray_workers.training.elastic import process_group
 
 AXES = ("pipeline", "data", "shard", "context", "tensor")
+_numbers = itertools.count()
 
 
 class Mesh:
@@ -32,12 +35,18 @@ class Mesh:
             axis: getattr(options, axis) for axis in AXES if axis != "data"
         }
         self.sizes["data"] = world_size // math.prod(self.sizes.values())
+        self.shape = MeshShape.of(options)
+        self.part = self.shape.position(rank, world_size).part
+        """Number of the part of the model that this rank has."""
         self.at: dict[str, int] = {}
         for axis in reversed(AXES):
             rank, self.at[axis] = divmod(rank, self.sizes[axis])
         # Ranks that process different positions of the same samples also divide the model among
         # themselves.
         self.num_holders = self.sizes["shard"] * self.sizes["context"]
+        # torch caches what it derives from a mesh, and compares meshes by their shapes and names,
+        # not by this rank's position. Therefore, the meshes of a process have different names.
+        self._number = next(_numbers)
         faultpoint(FaultPoint.BEFORE_MESH)
         self._whole = self._make(device)
         self.context_group = self._make_context() if self.sizes["context"] > 1 else None
@@ -54,8 +63,14 @@ class Mesh:
         needed = ("data", "held") if self.sizes["data"] > 1 else ()
         names = tuple(name for name, size in shape.items() if size > 1 or name in needed)
         return init_device_mesh(
-            device.type, tuple(shape[name] for name in names), mesh_dim_names=names
+            device.type,
+            tuple(shape[name] for name in names),
+            mesh_dim_names=tuple(map(self.named, names)),
         )
+
+    def named(self, axis: str) -> str:
+        """Return the name of an axis of torch's mesh in this group."""
+        return f"{axis}_{self._number}"
 
     def _make_context(self) -> dist.ProcessGroup:
         shape = (-1, self.sizes["context"], self.sizes["tensor"])
@@ -75,9 +90,9 @@ class Mesh:
         ranks, index)."""
         held = self.at["shard"] * self.sizes["context"] + self.at["context"]
         return {
-            "data": (self.sizes["data"], self.at["data"]),
-            "held": (self.num_holders, held),
-            "tensor": (self.sizes["tensor"], self.at["tensor"]),
+            self.named("data"): (self.sizes["data"], self.at["data"]),
+            self.named("held"): (self.num_holders, held),
+            self.named("tensor"): (self.sizes["tensor"], self.at["tensor"]),
         }
 
     @property
@@ -85,8 +100,8 @@ class Mesh:
         """The mesh of ranks that exchange gradients, in the form that FSDP requires: (data, held),
         or only held."""
         if self.num_replicas > 1:
-            return self._whole["data", "held"]
-        return self._whole["held"] if self.num_holders > 1 else None
+            return self._whole[self.named("data"), self.named("held")]
+        return self._whole[self.named("held")] if self.num_holders > 1 else None
 
     @property
     def num_exchanging(self) -> int:
@@ -94,17 +109,17 @@ class Mesh:
 
     @property
     def tensor(self) -> DeviceMesh | None:
-        return self._whole["tensor"] if self.sizes["tensor"] > 1 else None
+        return self._whole[self.named("tensor")] if self.sizes["tensor"] > 1 else None
 
     def group(self, axis: str) -> dist.ProcessGroup | None:
         """Return the group of ranks that differ from this rank only along the given axis; None if
         there are none."""
-        return self._whole.get_group(axis) if self.sizes[axis] > 1 else None
+        return self._whole.get_group(self.named(axis)) if self.sizes[axis] > 1 else None
 
     @property
     def holders(self) -> dist.ProcessGroup | None:
         """The ranks among which `shard` and `context` divide the model."""
-        return self._whole.get_group("held") if self.num_holders > 1 else None
+        return self._whole.get_group(self.named("held")) if self.num_holders > 1 else None
 
     @property
     def is_first_but_for_stages(self) -> bool:

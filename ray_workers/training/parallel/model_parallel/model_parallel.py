@@ -84,11 +84,13 @@ class ModelParallel(Strategy):
         self._context: Context | None = None
         self._parts: dict[str, Any] | None = None
         """This rank's state in the previous group."""
+        self._part = 0
+        """Number of the part of the model to which `_parts` belongs."""
         self._is_built = False
         """Whether this rank's part of the model for the current group exists."""
         self._is_torn = False
-        """Whether a group broke during an update, so that this rank's state is invalid until a peer
-        sends its state."""
+        """Whether this rank's state is invalid until a peer sends its state, because a group broke
+        during an update, or because the rank has another part than in the previous group."""
 
     @abstractmethod
     def divide(
@@ -100,6 +102,8 @@ class ModelParallel(Strategy):
     def join_group(self, rank: int, world_size: int) -> None:
         super().join_group(rank, world_size)
         self.mesh = mesh = Mesh(self.given.spec.parallel, rank, world_size, self.device)
+        if self._parts is not None and self._part != mesh.part:
+            self._parts, self._is_torn = None, True
         if mesh.context_group is not None:
             self._context = Context(mesh.context_group)
         self.model, self.gradients, self.update = self.divide(mesh, self._context)
@@ -126,7 +130,7 @@ class ModelParallel(Strategy):
         self, progress: int, state: Callable[[], Mapping[str, Any]]
     ) -> tuple[int, dict[str, Any] | None]:
         """Raise PartsLostError if a part of the state after the last step is lost on every rank."""
-        if self._is_torn:
+        if self._is_torn and progress != NOTHING:
             progress = TORN
         everyones = state_transfer.everyones(progress, self.device, self.world_size)
         twins = [self._twins_of(rank) for rank in range(self.world_size)]
@@ -165,13 +169,9 @@ class ModelParallel(Strategy):
             parts.append(Replicated(tensors_in(state["parts"]), lambda _: 0))
         return parts
 
-    def _twins_of(self, rank: int) -> range:
+    def _twins_of(self, rank: int) -> list[int]:
         """Return the ranks with the same parts as `rank`, including `rank`."""
-        sizes = self.mesh.sizes
-        apart = self.mesh.num_holders * sizes["tensor"]
-        block = apart * sizes["data"]
-        first = rank // block * block + rank % apart
-        return range(first, first + block, apart)
+        return self.mesh.shape.with_same_part(rank, self.world_size)
 
     def replica_of(self, rank: int) -> Sequence[int]:
         index = self._twins_of(rank).index(rank)
@@ -180,11 +180,12 @@ class ModelParallel(Strategy):
     def prepare(self, feed: Feed, step: int) -> None:
         if self._parts is not None:
             self.load_peer_state(self._parts)
+        self._is_torn = False
         super().prepare(feed, step)
 
     def leave_group(self) -> None:
         if self._is_built:  # otherwise, the group broke while it was being formed
-            self._parts = self.peer_state_dict()
+            self._part, self._parts = self.mesh.part, self.peer_state_dict()
             super().leave_group()
         self._is_built = False
 
@@ -200,7 +201,7 @@ class ModelParallel(Strategy):
         state = {"model": self.model.state_dict(), **self.update.state_dict()}
         optimizer = state.pop("optimizer")
         pieces: dict[str, Any] = spread.pieces(state, of_first=self._buffers())
-        divided = ("held",) if self.is_whole else ()
+        divided = (self.mesh.named("held"),) if self.is_whole else ()
         return {**pieces, "optimizer": spread.pieces(optimizer, divided=divided)}
 
     def trained_pieces(self) -> Mapping[str, WeightPiece]:

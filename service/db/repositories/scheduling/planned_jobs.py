@@ -10,7 +10,7 @@ from sqlalchemy import Row, Select, Update, bindparam, func, select, text, updat
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from service.db.models import FIRST_POSITIONS, AttemptRow, EventRow, JobRow
+from service.db.models import FIRST_POSITIONS, AttemptRow, EventRow, JobRow, num_parts
 from service.db.repositories.bulk import CHUNK, in_chunks, table_of
 from service.domain.states import UNFINISHED
 
@@ -30,7 +30,7 @@ _CLAIMED = (
     *("begin_at", "deadline", "is_runtime_of_queue", "name", "singleton", "array_max_running"),
     *("not_before", "eligible_at", "reservation"),
 )
-"""The columns of a job that are read when it claims slots."""
+"""The columns of a job that are read when it claims slots, in addition to `num_parts`."""
 
 
 def lock_waiting(session: Session, job_ids: Collection[str]) -> dict[str, Row[Any]]:
@@ -49,7 +49,7 @@ def lock_waiting(session: Session, job_ids: Collection[str]) -> dict[str, Row[An
 @cache
 def _locking_waiting() -> Select[Any]:
     c = JobRow.__table__.c
-    query = select(*(c[name] for name in _CLAIMED))
+    query = select(*(c[name] for name in _CLAIMED), num_parts(c))
     query = query.where(c.id.in_(bindparam("job_ids", expanding=True)), c.state == JobState.QUEUED)
     return query.order_by(c.id).with_for_update()
 
@@ -91,7 +91,7 @@ _PLANNED = (
     "array_index",
     *("kept_back_s", "kept_back_since", "preemptions"),
 )
-"""The columns of a job that planning reads."""
+"""The columns of a job that planning reads, in addition to `num_parts`."""
 
 
 def unfinished(session: Session) -> Sequence[Row[Any]]:
@@ -108,7 +108,7 @@ def in_state(session: Session, states: tuple[JobState, ...]) -> Sequence[Row[Any
 def _in_state(states: tuple[JobState, ...]) -> Select[Any]:
     c = JobRow.__table__.c
     return (
-        select(*(c[name] for name in _PLANNED))
+        select(*(c[name] for name in _PLANNED), num_parts(c))
         .where(c.state.in_(states), c.deleted_at.is_(None))
         .order_by(c.priority.desc(), c.rank, c.number)
     )

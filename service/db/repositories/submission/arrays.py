@@ -21,7 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from service.db.models import EventRow, JobLabelRow, JobRow, SweepRow
+from service.db.models import EventRow, JobLabelRow, JobRow, SweepRow, num_parts
 from service.db.repositories import jobs
 from service.db.repositories.bulk import CHUNK, in_chunks, table_of
 from service.domain.ids import is_array_id
@@ -94,7 +94,7 @@ def lock_unfinished(session: Session, array_id: str) -> list[SimpleNamespace]:
     positions needs. Creating ORM objects for an array with thousands of jobs would be slow."""
     c = table_of(JobRow).c
     query = (
-        select(*(c[name] for name in (*_READ, *CHANGEABLE)))
+        select(*(c[name] for name in (*_READ, *CHANGEABLE)), num_parts(c))
         .where(c.array_id == array_id, c.finished_at.is_(None), c.deleted_at.is_(None))
         .order_by(c.id)
         .with_for_update()

@@ -78,16 +78,38 @@ def resized(holding: Holding, kept: Sequence[Slice], known: int, lacking: int) -
     return Resized(after, LACKING_PAUSE if lacking else GROWING_PAUSE)
 
 
-def spare(slices: Sequence[Slice], least: int) -> tuple[Slice, ...]:
+def spare(slices: Sequence[Slice], least: int, num_parts: int = 1) -> tuple[Slice, ...]:
     """Return the slices, newest first, that a group can release while keeping `least` workers.
-    Slices are released as a whole, because a slice is one placement group, which can't be
-    resized."""
+    Slices are released as a whole, because a slice is one placement group, which can't be resized.
+
+    num_parts: number of workers that hold one replica of the model. The slices must be released in
+    the groups that `released_together` returns.
+    """
     left, found = count(slices), []
+    together: list[Slice] = []
     for part in reversed(slices):
-        if left - part.num_workers >= least:
-            left -= part.num_workers
-            found.append(part)
+        if left - count(together) - part.num_workers >= least:
+            together.append(part)
+            if (left - count(together)) % num_parts == 0:
+                left -= count(together)
+                found += together
+                together = []
     return tuple(found)
+
+
+def released_together(
+    spare: Sequence[Slice], num_workers: int, num_parts: int
+) -> list[tuple[Slice, ...]]:
+    """Return the smallest groups of spare slices after whose release the workers of a group form
+    complete replicas of the model. num_workers: number of workers before any release."""
+    found: list[tuple[Slice, ...]] = []
+    first = 0
+    for at, part in enumerate(spare):
+        num_workers -= part.num_workers
+        if num_workers % num_parts == 0:
+            found.append(tuple(spare[first : at + 1]))
+            first = at + 1
+    return found
 
 
 def _by_node(slices: Sequence[Slice]) -> Counter[str]:

@@ -86,6 +86,9 @@ class ElasticJob:
     multiples of the smallest batch size."""
     noise_scale: float | None = None
     """The gradient noise scale in samples; None until it is measured."""
+    num_parts: int = 1
+    """Number of workers that hold one replica of the model. Each size is a multiple of this
+    number."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +237,18 @@ def _least_cost(job: ElasticJob, num_workers: int, per_node: int) -> float:
 
 def sizes_of(job: ElasticJob, per_node: int) -> list[int]:
     """Return the sizes to compare: powers of two within a node, and above that, multiples of whole
-    nodes."""
+    nodes. If the workers divide a model, the same numbers of whole replicas."""
+    if (size := job.num_parts) > 1:
+        times = (replace(each, num_workers=each.num_workers // size) for each in job.step_times)
+        replicas = replace(
+            job,
+            num_parts=1,
+            least=job.least // size,
+            most=job.most // size,
+            batch_size=job.most,  # the document's batch is large enough for the largest size
+            step_times=tuple(times),
+        )
+        return [size * number for number in sizes_of(replicas, max(1, per_node // size))]
     most = max(job.least, min(job.most, job.batch_size))
     if not job.in_place:  # trying another size requires a restart
         known = max((each.num_workers for each in job.step_times), default=0)

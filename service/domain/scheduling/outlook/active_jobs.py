@@ -106,7 +106,7 @@ def started(job: WaitingJob, slices: tuple[Slice, ...]) -> RunningJob:
         owner=job.owner,
         project=job.project,
         reservation=job.reservation,
-        spare=spare(slices, job.request.least),
+        spare=spare(slices, job.request.least, job.request.num_parts),
     )
 
 

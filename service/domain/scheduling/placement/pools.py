@@ -15,7 +15,7 @@ from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import WorkerKind
 from service.domain.scheduling.placement.node_kinds import Amounts, ByCell, NodeKinds, times_on
 from service.domain.scheduling.placement.placement import Placement
-from service.domain.scheduling.placement.slots import Request, count
+from service.domain.scheduling.placement.slots import Request, count, rounded_down
 from service.domain.scheduling.placement.stock import Free, NodeGroup, Stock, When, plus
 from service.domain.scheduling.placement.topology import Place
 
@@ -137,31 +137,43 @@ class Pool:
         capacity = self._exact(kind)
         return capacity.bound >= num_workers and capacity.most() >= num_workers
 
-    def pack_most(self, kind: WorkerKind, least: int, most: int) -> tuple[Slice, ...] | None:
+    def pack_most(
+        self, kind: WorkerKind, least: int, most: int, num_parts: int = 1
+    ) -> tuple[Slice, ...] | None:
         """Return slices for up to `most` workers, placed close to each other (`placement`); None if
-        fewer than `least` workers fit."""
+        fewer than `least` workers fit. The number of workers is a multiple of `num_parts`, and
+        `least` must be one."""
         if not self.has(kind, least):
             return None
         capacity = self._exact(kind)
         return (
             capacity.place_whole()
             if kind.is_whole
-            else capacity.placement.pack(min(capacity.most(), most))
+            else capacity.placement.pack(rounded_down(min(capacity.most(), most), num_parts))
         )
 
     def pack_near(
-        self, job_id: str, kind: WorkerKind, least: int, most: int, held: Sequence[Slice]
+        self,
+        job_id: str,
+        kind: WorkerKind,
+        least: int,
+        most: int,
+        held: Sequence[Slice],
+        num_parts: int = 1,
     ) -> tuple[Slice, ...] | None:
-        """Return slices like `pack_most`, but close to the slots that the group already holds."""
+        """Return slices like `pack_most`, but close to the slots that the group already holds. The
+        number of workers that the group then has is a multiple of `num_parts`."""
         if not self.has(kind, least):
             return None
-        if (found := self.capacity_near(job_id, kind, held)) < least:
+        num_held, fitting = count(held), min(most, self.capacity_near(job_id, kind, held))
+        found = rounded_down(num_held + fitting, num_parts) - num_held
+        if found < least:
             return None
         placement, near = self._exact(kind).placement, self._that_are_there(held)
         too_many = self._too_many(job_id, kind, held)
         for node_id, number in too_many.items():
             placement.change(node_id, placement.capacity(node_id) - number)
-        slices = placement.pack(min(found, most), near)
+        slices = placement.pack(found, near)
         for node_id, number in too_many.items():
             placement.change(node_id, placement.capacity(node_id) + number)
         return slices

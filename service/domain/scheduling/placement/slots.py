@@ -95,6 +95,9 @@ class Request:
     """Roles with their own resources."""
     fence: Fence | None = None
     """Set while a plan is made, if the gang can't use some nodes because of reservations."""
+    num_parts: int = 1
+    """Number of workers that hold one replica of an elastic gang's model. The gang only has sizes
+    that are multiples of this number."""
 
     @property
     def is_bound(self) -> bool:
@@ -229,7 +232,8 @@ def request_of_job(spec: JobSpec) -> Request:
         if own.memory_bytes is not None:
             bundle["memory"] = float(own.memory_bytes)
         roles.append(RoleSlots(name, ranks.start, len(ranks), bundle))
-    return replace(request, roles=tuple(roles))
+    num_parts = 1 if spec.elastic is None else spec.parallel.num_parts
+    return replace(request, roles=tuple(roles), num_parts=num_parts)
 
 
 def offered(
@@ -297,6 +301,11 @@ def _gpus_apart(gpus: float, free: Mapping[str, float]) -> int:
         number = free.get(NUM_GPUS, math.ceil(left - EPSILON))
         return math.floor(free.get(gpus_fitting(gpus), number))
     return math.floor((free.get(WHOLE_GPUS, left) + EPSILON) / gpus)
+
+
+def rounded_down(num_workers: int, num_parts: int) -> int:
+    """Return the largest multiple of `num_parts` that is at most `num_workers`."""
+    return num_workers // num_parts * num_parts
 
 
 def count(slices: Sequence[Slice]) -> int:

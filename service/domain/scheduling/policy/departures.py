@@ -13,7 +13,7 @@ from service.domain.scheduling.elastic import sizing
 from service.domain.scheduling.elastic.targets import ElasticClaim, Standing, in_vain, targets
 from service.domain.scheduling.placement.gangs import Gang, Gangs, WorkerKind
 from service.domain.scheduling.placement.pools import Offer, Pool
-from service.domain.scheduling.placement.slots import count, workers
+from service.domain.scheduling.placement.slots import count, rounded_down, workers
 from service.domain.scheduling.placement.stock import Stock, When
 from service.domain.scheduling.policy.emptied import Emptied
 from service.domain.scheduling.policy.ranking import Able, may_borrow
@@ -178,6 +178,7 @@ class Departures:
             more = self.targets[running.job_id] - held
             if more > 0:  # the sizes of several jobs can exceed a limit that the jobs share
                 more = min(more, able.most_more(running, kind))
+                more = rounded_down(held + more, running.request.num_parts) - held
                 able.count(running, kind, more)
                 self.targets[running.job_id] = held + more
             self._resize(running, self.targets[running.job_id])
@@ -192,11 +193,10 @@ class Departures:
             return
         name = running.job_id
         if in_place and target:
-            given, left = [], held
-            for part in running.spare:
-                if left - part.num_workers >= target:
-                    given.append(part)
-                    left -= part.num_workers
+            given: list[Slice] = []
+            for slices in running.spare_together:
+                if held - count(given) - count(slices) >= target:
+                    given += slices
             if given:
                 message = f"continues with fewer workers, because {OTHERS_GAIN} its slots"
                 self._shrink(running, given, Reason("shrinks", message), name)

@@ -183,7 +183,7 @@ class Round:
                 if promised is not None:
                     return promised
         most_now = min(most, lent.workers)
-        slices, passes = self._free_slots(job, kind, least, most_now, offer, has_slots)
+        slices, passes = self._free_slots(job, gang, most_now, offer, has_slots)
         if slices is not None:
             self._take(job, kind, slices, ends_before=passes)
             self._arrays.start(job.array)
@@ -215,20 +215,20 @@ class Round:
     def _free_slots(
         self,
         job: WaitingJob,
-        kind: WorkerKind,
-        least: int,
+        gang: Gang,
         most: int,
         offer: Offer,
         has_slots: bool,
     ) -> tuple[tuple[Slice, ...] | None, bool]:
         """Return free slots for a job, and whether it overtakes the first blocked job on them.
         has_slots: whether `offer.soon` has enough slots."""
-        if most < least:
+        if most < gang.least:
             return None, False
-        slices = offer.now.pack_most(kind, least, most) if has_slots else None
+        asked = gang.kind, gang.least, most, gang.request.num_parts
+        slices = offer.now.pack_most(*asked) if has_slots else None
         passes = slices is None and self._backfill.may_pass(job.ends_within_s)
         if passes:
-            slices = self._unreserved.now.pack_most(kind, least, most)
+            slices = self._unreserved.now.pack_most(*asked)
         return slices, passes
 
     def _reserve(self, job: WaitingJob, gang: Gang, rank: order.Rank) -> tuple[Slice, ...]:
@@ -285,7 +285,7 @@ class Round:
         if not self._emptied.can_hold(gang):
             return
         offer = self._passable if job.yields else self._open
-        slices = offer.now.pack_most(kind, gang.least, most)
+        slices = offer.now.pack_most(kind, gang.least, most, gang.request.num_parts)
         if slices is None:
             self._set_aside(job.job_id, gang, most, is_overdue=False)
         else:
@@ -297,7 +297,9 @@ class Round:
     ) -> Wait | None:
         """Keep slots for a job, including slots that other jobs are about to release. Returns None
         if there are too few such slots."""
-        slices = offer.soon.pack_most(gang.kind, gang.least, most) if most >= gang.least else None
+        if most < gang.least:
+            return None
+        slices = offer.soon.pack_most(gang.kind, gang.least, most, gang.request.num_parts)
         if slices is None:
             return None
         if self._allowances.lending is not None:
@@ -328,28 +330,30 @@ class Round:
         gang = self._gangs.of(group.request)
         kind = gang.kind
         most, held = group.most, count(group.slices)
+        least = gang.request.num_parts - held % gang.request.num_parts
         if group.job_id in self._targets:
             most = min(most, self._targets[group.job_id] - held)
         sentence = f"could grow by {workers(group.most)} of {gang.bundle_spoken}"
         if most <= 0:
-            if self._capacity_near(group, gang) <= 0:
-                return self._stay(sentence, group, gang, 1)
+            if self._capacity_near(group, gang) < least:
+                return self._stay(sentence, group, gang, least)
             why = f"{OTHERS_GAIN} the available slots"
             if self.departures.chooses_at_most(group, held):
                 why = "this is currently the job's best size, according to its known step times"
             message = f"trains on {workers(held)}; {why}"
             return Stay(group.job_id, Reason("others_gain_more", message))
-        headroom = self._allowances.headroom(group, kind, 1)
-        if not headroom.workers:
+        headroom = self._allowances.headroom(group, kind, least)
+        if headroom.workers < least:
             return Stay(group.job_id, headroom.reason(sentence), headroom.holders)
         lent, _ = self._allowances.lent(group, gang)
-        if not lent.workers:
+        if lent.workers < least:
             return Stay(group.job_id, lent.reason(sentence))
         most = min(most, headroom.workers, lent.workers)
-        slices = self._open.now.pack_near(group.job_id, kind, 1, most, group.slices)
+        replicas = group.slices, gang.request.num_parts
+        slices = self._open.now.pack_near(group.job_id, kind, least, most, *replicas)
         if slices is not None:
             return self._grow(group, gang, slices)
-        return self._stay(sentence, group, gang, 1)
+        return self._stay(sentence, group, gang, least)
 
     def _asked_for_slots(self, group: Growing) -> Stay | None:
         """Return the decision to ask a group for slots; None if this plan doesn't ask the group."""

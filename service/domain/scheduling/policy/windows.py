@@ -19,7 +19,14 @@ from typing import NamedTuple, TypeVar
 
 from ray_workers.shared.contracts import Slice
 from service.config.node_types import CELL
-from service.domain.scheduling.placement.slots import Fence, Node, Request, held_by_node, is_open
+from service.domain.scheduling.placement.slots import (
+    Fence,
+    Node,
+    Request,
+    count,
+    held_by_node,
+    is_open,
+)
 from service.domain.scheduling.policy.cells import ByTime, Cells, Claims, bits, union
 from service.domain.scheduling.policy.records import Growing, Snapshot, WaitingJob
 from service.domain.scheduling.rules.eviction import RunningJob
@@ -287,7 +294,9 @@ class Windows:
             return Leaving(job, job.slices, reason, ends)
         there = self._nodes_of[each.name]
         inside = tuple(part for part in job.slices if part.node_id in there)
-        if job.recalled or any(part not in job.spare for part in inside):
+        left = count(job.slices) - count(inside)
+        is_spare = all(part in job.spare for part in inside) and left % job.request.num_parts == 0
+        if job.recalled or not is_spare:
             return None
         message = f"continues with fewer workers, because {each.spoken} includes some of its nodes"
         return Leaving(job, inside, Reason(RESERVED, message))

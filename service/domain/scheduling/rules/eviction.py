@@ -23,11 +23,12 @@ from datetime import datetime
 from typing import NamedTuple
 
 from ray_workers.shared.contracts import Slice
+from service.domain.scheduling.elastic.resizing import released_together
 from service.domain.scheduling.placement.gangs import Gangs, WorkerKind
 from service.domain.scheduling.placement.node_kinds import Amounts
 from service.domain.scheduling.placement.pools import Pool
 from service.domain.scheduling.placement.shared_gpus import Fractions
-from service.domain.scheduling.placement.slots import Holder, Request
+from service.domain.scheduling.placement.slots import Holder, Request, count
 from service.domain.scheduling.placement.stock import When
 from service.domain.scheduling.rules.lending import Lending
 from service.domain.scheduling.rules.order import Rank
@@ -95,6 +96,11 @@ class RunningJob:
     """Seconds since the job was last asked to release slots because others gain more from them."""
     start_s: float = 0.0
     """Seconds from the assignment of the slots until the job could train; 0 if unknown."""
+
+    @property
+    def spare_together(self) -> list[tuple[Slice, ...]]:
+        """The spare slots in the groups in which they can be released."""
+        return released_together(self.spare, count(self.slices), self.request.num_parts)
 
     @property
     def has_earned_start(self) -> bool:
@@ -247,7 +253,7 @@ class Candidates:
                 self._leaving.sort(key=lambda each: _distance(coming, each[1]))
         shrinking = [job for job in self._shrinking if job.job_id not in but]
         for job in shrinking:
-            yield from (Ask(job, (part,), False) for part in job.spare)
+            yield from (Ask(job, slices, False) for slices in job.spare_together)
         asked = {job.job_id for job in shrinking}
         for job, rank, ahead in self._leaving:
             if job.job_id not in but and may_evict(coming, job, rank, ahead, self._min_run_s):

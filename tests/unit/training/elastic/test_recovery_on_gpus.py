@@ -22,6 +22,7 @@ from tests.unit.training.elastic.test_recovery import (
     assert_same,
     small,
 )
+from tests.unit.training.elastic.test_resizing import Resized, assert_learned_the_same
 from tests.unit.training.ranks import frames, replaced, run_ranks
 from tests.unit.training.test_pretend_gpu import (
     RESNET,
@@ -205,3 +206,23 @@ def _assert_in_broken_group(task: RankTask) -> None:
 def _assert_if_broken() -> None:
     if process_group.is_broken():
         pretend_gpu.fail(*ASSERT)
+
+
+@pytest.mark.parametrize("lost", [1, soak(0)])
+def test_a_group_on_gpus_shrinks_to_one_rank_and_grows_again(
+    lost: int, tmp_path: Path, undisturbed: Callable[[str], Path]
+) -> None:
+    leash = [(8, 1), (14, 2)]
+    group = Resized(tmp_path, KINDS["replicated"], 2, leash, OnGpu(), device=pretend_gpu.NAME)
+    try:
+        group.gang.start()
+        group.until_step(4)
+        group.lose(lost)
+        group.until_step(8)
+        group.gain()
+        group.gang.wait(recovers=False)
+        codes = [process.exitcode for process in group.gang.processes]
+        assert codes == [-9 if index == lost else 0 for index in range(3)]
+    finally:
+        group.gang.kill()
+    assert_learned_the_same(tmp_path, undisturbed("replicated"))

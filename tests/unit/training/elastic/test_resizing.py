@@ -60,11 +60,12 @@ class Resized:
         world_size: int,
         leash: Sequence[tuple[int, int]],
         before: Callable[[RankTask], None] | None = None,
+        device: str = "cpu",
     ) -> None:
         self.pages = home / "attempt-1" / "pages"
         self._store = loopback_store()
         make = functools.partial(
-            make_task, home, spec, world_size=world_size, port=self._store.port
+            make_task, home, spec, world_size=world_size, port=self._store.port, device=device
         )
         self.gang = Gang(make, world_size, Slowly(before, leash))
         self.tasks = list(self.gang.tasks)

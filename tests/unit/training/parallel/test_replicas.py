@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from dray.spec import JobSpec
 from dray.train.prepared.copies import checksum
 from ray_workers.shared.contracts import RankTask
 from ray_workers.training.core.faultpoints import FaultPoint, arm_with
+from ray_workers.training.loop.replica_check import ReplicaCheck
 from ray_workers.training.loop.trainer import Trainer
 from ray_workers.training.parallel.replicas import flip_bit, judge
 from tests.unit.spec.job_documents import check_refusal
@@ -200,3 +202,18 @@ def test_jobs_without_equal_replicas_are_refused(fields: dict[str, Any], message
     given = {name: value for name, value in given.items() if value is not None}
     JobSpec.model_validate(given)
     check_refusal({**given, "check": {"replicas_every": 10}}, "/check/replicas_every", message)
+
+
+@pytest.mark.parametrize(("world_size", "is_compared"), [(2, False), (4, True)])
+def test_a_single_replica_of_a_divided_model_is_not_compared(
+    world_size: int, is_compared: bool
+) -> None:
+    """An elastic group of two replicas can shrink to one."""
+    fields = {"check": {"replicas_every": 1}, "parallel": {"shard": 2}}
+    check = ReplicaCheck(
+        JobSpec.model_validate(document(4) | fields), torch.device("cpu"), Mock(checked_step=None)
+    )
+    strategy = Mock(world_size=world_size, rank=1)
+    strategy.compare_copies.return_value = Mock(num_differing=0)
+    check.after_step(1, strategy)
+    assert strategy.compare_copies.called is is_compared

@@ -71,6 +71,27 @@ async def test_it_starts_small_says_why_and_grows_when_slots_are_free(world: Wor
     await keeps_its_promises(world, runtime, job_id)
 
 
+async def test_the_workers_of_a_divided_model_come_and_go_in_whole_replicas(world: World) -> None:
+    """Of four slots, one is held, so one of the other three stays free."""
+    runtime = await world.open(min_run_s=0)
+    other = await world.submit(runtime, "waits", workers=1)
+    await comes_to(runtime, other, JobState.RUNNING)
+    fields = {"elastic": {"min_workers": 2}, "parallel": {"shard": 2}}
+    job_id = await world.submit(runtime, "waits", workers=4, **fields)
+    await comes_to(runtime, job_id, JobState.RUNNING)
+    await reports_step(runtime, job_id, 1)
+    assert (await runtime.jobs.get(job_id)).world_size == 2
+    await runtime.jobs.cancel(other)
+    await has(runtime, job_id, 4)
+    coming = await world.submit(runtime, "waits", workers=1)
+    await comes_to(runtime, coming, JobState.RUNNING)
+    assert (await runtime.jobs.get(job_id)).world_size == 2
+    for each in (coming, job_id):
+        await runtime.jobs.cancel(each)
+        await comes_to(runtime, each, JobState.CANCELLED)
+    await keeps_its_promises(world, runtime, job_id)
+
+
 async def grown(world: World, runtime: Runtime) -> str:
     """Return an elastic job that started on one slot, and has grown to three of the four."""
     job_id, other = await small(world, runtime)

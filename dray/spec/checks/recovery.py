@@ -1,0 +1,34 @@
+"""Which groups recover in place on GPUs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dray.spec.training.sync import AllReduce
+
+if TYPE_CHECKING:
+    from dray.spec.job import JobSpec
+
+
+def why_not_on_gpus(document: JobSpec) -> str | None:
+    """Return the reason why a group on GPUs does not recover in place although the same group on
+    CPU does; None if it does.
+
+    On a GPU, the result of an operation that was aborted is undefined. Therefore, a group recovers
+    only if none of its results changes a rank's state before the rank has waited for it.
+    """
+    if document.federated is not None or not isinstance(document.sync, AllReduce | None):
+        kind = "federated rounds" if document.federated is not None else "this kind of sync"
+        return f"a group on GPUs with {kind} does not recover in place"
+    changes_early = {
+        "sync.compression": document.compression is not None,
+        "parallel.balance": document.parallel.balance != "even",
+        "train.measure_noise": document.train.measure_noise,
+    }
+    for field, is_set in changes_early.items():
+        if is_set:
+            return (
+                f"a group on GPUs with {field} does not recover in place, because results of an "
+                "interrupted step may already have changed its state"
+            )
+    return None

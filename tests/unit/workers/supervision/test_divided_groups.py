@@ -1,0 +1,149 @@
+"""Groups that divide a model into replicas, after the loss of a node and after a recall."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ray_workers.shared.commands import Recall
+from ray_workers.shared.contracts import Slice
+from ray_workers.shared.frames import LossKind
+from ray_workers.supervision.recovery import GroupChange
+from ray_workers.supervision.slots import Slots
+from tests.unit.workers.supervision.observed import observation
+from tests.unit.workers.supervision.recovering import (
+    Recovering,
+    SlowGroup,
+    ends,
+    member_of,
+    of,
+    until,
+)
+
+DOCUMENT: dict[str, Any] = {
+    "recipe": "image_classification",
+    "resources": {"num_workers": 8},
+    "parallel": {"shard": 2},
+}
+
+
+def divided(*slices: Slice, min_workers: int | None = 2) -> Any:
+    return replace(of(DOCUMENT), slices=slices, min_workers=min_workers)
+
+
+def without_rank_1(monkeypatch: pytest.MonkeyPatch, min_workers: int | None) -> Recovering:
+    """Two replicas of two workers, of which rank 1 is lost with its node."""
+    job = Recovering(
+        spec=divided(Slice("n", 3), Slice("dead", 1), min_workers=min_workers), group=SlowGroup(4)
+    )
+    job.group.vanish(job.group.lost, monkeypatch=monkeypatch)
+    job.group.replaced.set()
+    return job
+
+
+async def test_complete_replicas_continue_and_the_rest_joins_the_next_newcomer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = without_rank_1(monkeypatch, 2)
+    assert await job.recover()
+    assert job.group.indices == [[2, 3]]
+    _, report = job.reports.all[-1]
+    assert (report["world_size"], report["lacking"]) == (2, 0)
+    assert "1 without work until there are enough for another replica" in report["message"]
+    newcomer = member_of(4)
+    newcomer.is_placed = False
+    job.group.members.append(newcomer)
+    await job.recovery.resize(GroupChange(ready=[newcomer], how="grows by 1"))
+    assert job.group.indices[-1] == [2, 3, 0, 4]
+    _, report = job.reports.all[-1]
+    assert report["message"] == "grows by 1: 4 workers"
+
+
+async def test_an_idle_worker_that_has_exited_does_not_join(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = without_rank_1(monkeypatch, 2)
+    assert await job.recover()
+    ends(next(member for member in job.group.members if member.index == 0))
+    newcomer = member_of(4)
+    newcomer.is_placed = False
+    job.group.members.append(newcomer)
+    await job.recovery.resize(GroupChange(ready=[newcomer]))
+    assert job.group.indices[-1] == [2, 3]
+
+
+async def test_a_group_of_fixed_size_waits_and_the_newcomer_gets_the_lost_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise, workers 2 and 3 would be ranks 1 and 2, and would have each other's part."""
+    job = without_rank_1(monkeypatch, None)
+    assert await job.recover()
+    assert job.group.indices == [], "it waits"
+    newcomer = member_of(4)
+    newcomer.is_placed = False
+    job.group.members.append(newcomer)
+    await job.recovery.resize(GroupChange(ready=[newcomer]))
+    assert job.group.indices == [[0, 4, 2, 3]]
+
+
+async def test_a_second_loss_before_the_round_is_formed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers 0 and 1 are lost one after the other, and their processes are replaced."""
+    job = Recovering(spec=divided(Slice("n", 4)), group=SlowGroup(4))
+    job.group.replaced.set()
+    assert await job.recover()
+    assert job.group.indices == [[0, 1, 2, 3]]
+    ends(job.group.members[0])
+    assert await job.recovery.recover([job.group.members[0]], kind=LossKind.KILLED, began_at=6.0)
+    assert job.group.indices[-1] == [0, 1, 2, 3]
+
+
+class SlicedGroup(SlowGroup):
+    """A whole group of eight workers in four slices."""
+
+    def __init__(self) -> None:
+        super().__init__(8, lost=None)
+        parts = [Slice(f"n{at}", 2) for at in range(4)]
+        self.slots[:] = [Slots(part, None, {}) for part in parts]  # type: ignore[arg-type]
+        for member in self.members:
+            member.slots = self.slots[member.index // 2]
+        self.ended: list[str] = []
+
+    async def release_slots(self, slots: Any) -> None:
+        self.members = [member for member in self.members if member.slots not in slots]
+        self.ended += [each.part.node_id for each in slots]
+        self.slots[:] = [each for each in self.slots if each not in slots]
+
+    async def release_rest(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("asked", "released"),
+    [
+        ((2, 3), ["n2", "n3"]),
+        ((0, 3), ["n0", "n3"]),
+        ((1, 3), []),  # parts 2 and 3 of both replicas
+        ((3,), []),  # two workers would be left over
+    ],
+)
+async def test_slots_are_released_only_if_whole_replicas_with_all_parts_are_left(
+    asked: tuple[int, ...], released: list[str]
+) -> None:
+    """Two replicas of four workers, each on two nodes."""
+    document = DOCUMENT | {"parallel": {"shard": 4}}
+    group = SlicedGroup()
+    slices = tuple(each.part for each in group.slots)
+    spec = replace(of(document), slices=slices, min_workers=4)
+    job = Recovering(spec=spec, group=group)
+    job.nodes.seen = [observation(index) for index in range(8)]
+    job.resizing.recall(Recall(1, tuple(slices[at] for at in asked), None))
+    await until(lambda: bool(job.reports.all))
+    await asyncio.sleep(0)
+    assert sorted(group.ended) == released
+    _, report = job.reports.all[-1]
+    assert report["world_size"] == (4 if released else 8)
+    if asked == (0, 3):
+        assert group.indices[-1] == [4, 5, 2, 3], "each worker keeps its part"
