@@ -145,8 +145,14 @@ class AttemptSpec(RankSpec):
     the worker of slice n + 1, and the worker of slice 0 is the aggregator."""
 
     @property
-    def world_size(self) -> int:
+    def num_slots(self) -> int:
         return sum(part.num_workers for part in self.slices)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks with which the attempt starts. The workers in all other slots are
+        spares."""
+        return min(self.num_slots, self.traits.most_ranks)
 
     def bundle_of(self, rank: int) -> Mapping[str, float]:
         """Return the Ray resources of a rank in the attempt's initial group."""
@@ -263,6 +269,7 @@ class FrameKind(StrEnum):
     REGROUPING = "regrouping"
     REGROUPED = "regrouped"
     RESIZED = "resized"
+    SPARES = "spares"
     HANG = "hang"
     DRILL = "drill"
     WAITING = "waiting"

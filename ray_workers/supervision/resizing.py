@@ -9,12 +9,14 @@ from dataclasses import replace
 
 from ray_workers.shared.commands import Grant, Recall
 from ray_workers.shared.contracts import AttemptSpec
+from ray_workers.supervision.member import Member
 from ray_workers.supervision.node_clients import CodeUnavailable, CodeUnfetchable, NodeClients
 from ray_workers.supervision.preparation import NOT_STARTED, Preparation
 from ray_workers.supervision.recovery import GroupChange, RecoveryController
 from ray_workers.supervision.rules import recovery_rules
+from ray_workers.supervision.rules.spare_rules import counted
 from ray_workers.supervision.rules.timings import Timings
-from ray_workers.supervision.worker_group import Member, WorkerGroup
+from ray_workers.supervision.worker_group import WorkerGroup
 
 
 class Resizing:
@@ -68,12 +70,16 @@ class Resizing:
             return
         async with self._recovery.one_at_a_time:
             self._change_batch(grant)
-            grows = (
-                f"grows by {len(newcomers)}"
-                if newcomers
-                else "continues with a different batch size"
-            )
-            await self._recovery.resize(GroupChange(ready=newcomers, how=grows))
+            # The group gets its ranks first, and its spares from the remaining slots.
+            num_ranks = max(0, self._traits.most_ranks - len(self._group.placed))
+            ranks, spares = newcomers[:num_ranks], newcomers[num_ranks:]
+            for member in spares:
+                member.is_spare = True
+            if spares and not ranks:
+                self._recovery.report_size(f"adds {counted(len(spares), 'spare')}")
+                return
+            grows = f"grows by {len(ranks)}" if ranks else "continues with a different batch size"
+            await self._recovery.resize(GroupChange(ready=ranks, how=grows))
 
     async def _start_newcomers(self, grant: Grant) -> list[Member]:
         """Add members in the slots of the grant, and wait until the members are ready. If this
@@ -101,21 +107,29 @@ class Resizing:
         """Form a round without the workers in these slots, and end these workers. The other workers
         leave the current round between two steps, and need nothing from these workers."""
         async with self._recovery.one_at_a_time:
-            held = [slots for slots in self._group.slots if slots.is_held and not slots.is_going]
+            held = [slots for slots in self._group.held if not slots.is_going]
             parts, least = [slots.part for slots in held], self._recovery.least
             going = [held[at] for at in recovery_rules.recalled(parts, recall.slices, least)]
+            members = [member for member in self._group.members if member.slots in going]
+            are_spares = all(member.is_spare for member in members)
             is_regrouping = self._recovery.state.regrouping is not None
-            may_go = going and not is_regrouping and await self._goes_on_without()
+            may_go = going and not is_regrouping
+            may_go = may_go and (are_spares or await self._goes_on_without())
             self._recovery.settled_command = recall.number
             if not may_go:
                 self._recovery.report_size("keeps its slots and continues")
                 return
             self._change_batch(recall)
-            members = [member for member in self._group.members if member.slots in going]
+            num_before = len(self._group.placed)
             try:
-                await self._recovery.resize(GroupChange(leaving=members))
+                if are_spares:  # the group keeps its round
+                    await self._group.release_slots(going)
+                else:
+                    await self._recovery.resize(GroupChange(leaving=members))
             finally:
-                self._recovery.report_size(f"shrinks by {len(members)}")
+                num_ranks = num_before - len(self._group.placed)
+                gone = counted(len(members) - num_ranks, "spare") if are_spares else str(num_ranks)
+                self._recovery.report_size(f"shrinks by {gone}")
                 self._release_rest()
 
     async def _goes_on_without(self) -> bool:

@@ -16,7 +16,7 @@ def check_mesh(spec: JobSpec) -> None:
     spec.parallel.check(spec.resources.num_workers)
     if spec.parallel.auto and spec.script is not None:
         raise wrong("/parallel", "is only for recipes: a script divides its own model")
-    if spec.parallel.auto and spec.elastic is not None:
+    if spec.parallel.auto and spec.changes_size:
         raise wrong(
             "/elastic",
             "can't be combined with parallel: auto, which plans for a fixed number of workers",
@@ -31,7 +31,7 @@ def _check_divided(spec: JobSpec) -> None:
     train = spec.train
     axis = "shard" if spec.parallel.shard > 1 else spec.parallel.inner_axes[0]
     alone = f"requires parallel.{axis} to be 1"
-    if spec.elastic is not None:
+    if spec.changes_size:
         raise wrong("/elastic", f"{alone}: otherwise no rank has the complete state")
     if spec.script is not None:
         _check_divided_script(spec, spec.script)

@@ -77,10 +77,12 @@ def check_batch_range(spec: JobSpec) -> None:
     if least < spec.resources.num_workers:
         workers = spec.resources.num_workers
         raise wrong(at, f"must start at {workers} or more, one sample for each worker")
-    if spec.elastic is None or not spec.elastic.by_speed:
+    is_by_speed = spec.elastic is not None and spec.elastic.by_speed
+    if not (spec.changes_size and is_by_speed) or spec.num_spares:
         raise wrong(
             at,
-            "requires elastic.by_speed, because the batch size changes with the group's size",
+            "requires elastic.min_workers and elastic.by_speed without elastic.spares, because the "
+            "batch size changes with the group's size",
         )
     if not spec.train.measure_noise:
         raise wrong(
@@ -99,7 +101,7 @@ def check_batch_range(spec: JobSpec) -> None:
 def check_imported(spec: JobSpec) -> None:
     if not isinstance(spec.model, Imported):
         return
-    if spec.elastic is not None:
+    if spec.changes_size:
         raise wrong("/elastic", "requires one of dray's own models, whose code is on every node")
     if spec.parallel.shard > 1 and spec.parallel.zero != 1:
         raise wrong(

@@ -15,10 +15,11 @@ from ray_workers.node import placement_groups
 from ray_workers.shared.contracts import AWAITING, RoleSlots, Slice
 from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.supervision import local_rank, worker_group
+from ray_workers.supervision.member import Member
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.slots import Slots
-from ray_workers.supervision.worker_group import Member, WorkerGroup
+from ray_workers.supervision.worker_group import WorkerGroup
 from tests.wire import attempt_spec, traits
 
 
