@@ -152,7 +152,8 @@ class AttemptSpec(RankSpec):
     def world_size(self) -> int:
         """Number of ranks with which the attempt starts. The workers in all other slots are
         spares."""
-        return min(self.num_slots, self.traits.most_ranks)
+        most = self.traits.most_ranks
+        return self.num_slots if most is None else min(self.num_slots, most)
 
     def bundle_of(self, rank: int) -> Mapping[str, float]:
         """Return the Ray resources of a rank in the attempt's initial group."""

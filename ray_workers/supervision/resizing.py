@@ -71,7 +71,8 @@ class Resizing:
         async with self._recovery.one_at_a_time:
             self._change_batch(grant)
             # The group gets its ranks first, and its spares from the remaining slots.
-            num_ranks = max(0, self._traits.most_ranks - len(self._group.placed))
+            most, num_placed = self._traits.most_ranks, len(self._group.placed)
+            num_ranks = len(newcomers) if most is None else max(0, most - num_placed)
             ranks, spares = newcomers[:num_ranks], newcomers[num_ranks:]
             for member in spares:
                 member.is_spare = True

@@ -239,9 +239,10 @@ class WorkerGroup:
     def held(self) -> list[Slots]:
         """The slots that the attempt keeps. Slots that only spares use are last, because they are
         the first ones to be released."""
-        in_use = [member.slots for member in self.members if not member.is_spare]
+        others = [member.slots for member in self.members if not member.is_spare]
+        of_spares = [m.slots for m in self.spares if m.slots not in others]
         held = [slots for slots in self.slots if slots.is_held]
-        return sorted(held, key=lambda slots: slots not in in_use)
+        return sorted(held, key=lambda slots: slots in of_spares)
 
     @property
     def num_slots(self) -> int:

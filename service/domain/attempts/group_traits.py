@@ -43,7 +43,7 @@ def traits_of(job: CheckedDocument, *, has_gpus: bool) -> GroupTraits:
         restarted_alone=frozenset() if script is None else script.standalone_ranks,
         role_names=tuple(role_names(job.document)),
         has_peer_ports=script is not None and script.framework in HAVE_PEERS,
-        most_ranks=num_ranks,
+        most_ranks=num_ranks if document.num_spares else None,
         hang_limit_s=None if script is None else script.hang_limit_s,
     )
 

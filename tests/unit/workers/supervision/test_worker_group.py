@@ -208,7 +208,7 @@ def test_silos_are_the_ranks_of_their_slices_also_where_a_node_has_several() -> 
         spec = attempt_spec(slices=slices, traits=traits({}, is_tied_to_nodes=are_silos))
         group = WorkerGroup(spec, "a", "127.0.0.1", MachineSpeed(), Timings())
         group.slots[:] = [Slots(part, None, {}) for part in slices]  # type: ignore[arg-type]
-        assert [slots.part.node_id for slots in group._slots_by_rank()] == order
+        assert [slots.part.node_id for slots in group._slots_by_rank()[0]] == order
 
 
 class NamedActors:
@@ -241,7 +241,7 @@ async def test_roles_get_slots_of_their_own_and_keep_their_ranks(
     assert asked == [[of_worker] * 2, [of_worker], [of_server]]
     monkeypatch.setattr(worker_group, "RankActor", NamedActors())
     monkeypatch.setattr(worker_group, "PlacementGroupSchedulingStrategy", lambda *_, **at: at)
-    group._create_members(group._slots_by_rank())
+    group._create_members(group._slots_by_rank()[0])
     found = [(m.actor, m.node_id, dict(m.slots.bundle)) for m in group.members]
     assert found == [
         ("dray:job:1:worker:0:0", "a", of_worker),
