@@ -78,7 +78,15 @@ def request_of(job: JobRow | Row[Any]) -> policy.Request:
     """Return the slots that a job requests."""
     homes = tuple(tuple(labels) for labels in job.homes or ())
     size = job.num_workers, job.bundle, job.min_workers
-    return policy.Request(*size, job.required_topology, homes, as_roles(job.roles))
+    roles = as_roles(job.roles)
+    return policy.Request(*size, job.required_topology, homes, roles, job.num_spares)
+
+
+def _least_of(job: JobRow | Row[Any]) -> int | None:
+    """Return the minimum number of slots that a running group of the job keeps; None if it keeps
+    all its slots."""
+    is_elastic = job.min_workers is not None or job.num_spares > 0
+    return request_of(job).least_running if is_elastic else None
 
 
 def still_requests(session: Session, job_id: str, request: policy.Request) -> bool:
@@ -100,7 +108,7 @@ def growing(
     if attempt.phase not in ALIVE or (attempt.grow_after and attempt.grow_after > now):
         return None
     slices = as_slices(attempt.slices)
-    elastic = job.min_workers is not None and count_of(slices) < job.num_workers
+    elastic = _least_of(job) is not None and count_of(slices) < job.num_workers
     waits = attempt.lacking > 0 and job.state in HOLDING
     if not waits and not (elastic and not attempt.lacking and job.state == JobState.RUNNING):
         return None
@@ -128,20 +136,20 @@ def spare(
     job: JobRow | Row[Any], attempt: AttemptRow | Row[Any], now: datetime
 ) -> tuple[Slice, ...]:
     """Return the slots that an elastic group may be asked to release now, in the order in which
-    they should be released.
+    they should be released. The slots of spares come first.
 
     Only groups that recover in place can release slots, because they continue in the same
-    processes. Groups on GPUs have a fixed size. A script can be asked even if it has not
+    processes. Groups on GPUs have a fixed number of ranks. A script can be asked even if it has not
     called `train.prepare`, because these calls are not recorded. A script that has not called
     `train.prepare` keeps its slots.
     """
-    is_elastic = job.min_workers is not None and not attempt.bundle.get("GPU")
+    least = _least_of(job)
     trains = job.state == JobState.RUNNING and attempt.phase == Phase.RUNNING
     is_settled = not attempt.lacking and not _is_pending(attempt)
     is_due = all(at is None or at <= now for at in (attempt.grow_after, attempt.recall_after))
-    if not (is_elastic and trains and is_settled and is_due):
+    if least is None or not (trains and is_settled and is_due):
         return ()
-    return rules.spare(as_slices(attempt.slices), job.min_workers or 1)
+    return rules.spare(as_slices(attempt.slices), least)
 
 
 def same_batch_s(job: JobRow | Row[Any], attempt: AttemptRow | Row[Any], now: datetime) -> float:
@@ -373,7 +381,7 @@ def why_this_size(job: JobRow, attempt: AttemptRow | None, now: datetime) -> tup
 
 def trains_with_fewer(job: JobRow, world_size: int) -> bool:
     """Whether the job trains with this many workers while its lost ranks are replaced."""
-    return world_size < job.num_workers and goes_on_without_lost(job.spec)
+    return world_size < job.num_workers - job.num_spares and goes_on_without_lost(job.spec)
 
 
 def _why_fewer_train(job: JobRow) -> str:

@@ -77,12 +77,15 @@ def check_batch_range(spec: JobSpec) -> None:
     if least < spec.resources.num_workers:
         workers = spec.resources.num_workers
         raise wrong(at, f"must start at {workers} or more, one sample for each worker")
-    is_by_speed = spec.elastic is not None and spec.elastic.by_speed
-    if not (spec.changes_size and is_by_speed) or spec.num_spares:
+    if spec.elastic is None or not (spec.changes_size and spec.elastic.by_speed):
         raise wrong(
             at,
-            "requires elastic.min_workers and elastic.by_speed without elastic.spares, because the "
-            "batch size changes with the group's size",
+            "requires elastic.by_speed and elastic.min_workers, because the batch size changes "
+            "with the group's size",
+        )
+    if spec.num_spares:
+        raise wrong(
+            at, "can't be combined with elastic.spares: a job with spares is not sized by its speed"
         )
     if not spec.train.measure_noise:
         raise wrong(

@@ -86,6 +86,27 @@ def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | N
     return why_not_on_gpus(document) if has_gpus and not has_servers else None
 
 
+def why_no_spares(document: JobSpec, *, has_gpus: bool) -> str | None:
+    """Return the reason why the job can't use spares; None if it can."""
+    num_workers, script = document.resources.num_workers, document.script
+    if script is None:
+        if goes_on_without_lost(document.model_dump(mode="json", include={"sync"})):
+            return (
+                "the other ranks continue at once without a lost rank, and add its replacement once "
+                "it is ready"
+            )
+        return why_never(document, num_workers=num_workers, has_gpus=has_gpus)
+    if may_recover(document, num_workers=num_workers, has_gpus=has_gpus):
+        return None
+    if document.is_divided:
+        return why_never(document, num_workers=num_workers, has_gpus=has_gpus)
+    if num_workers == 1:
+        return "a single rank does not recover in place, because no other rank holds its state"
+    if has_gpus:
+        return why_not_on_gpus(document)
+    return "only scripts with torch that call dray.train.prepare() recover in place"
+
+
 def may_recover(document: JobSpec, *, num_workers: int, has_gpus: bool) -> bool:
     """Whether such a job might recover in place. A script recovers in place only if its processes
     call `train.prepare`, which is not known before they run (see `are_prepared`)."""

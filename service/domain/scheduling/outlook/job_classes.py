@@ -167,6 +167,7 @@ class JobClasses:
         request = job.request
         asks = (
             *(request.kind, request.num_workers, request.min_workers, request.required_level),
+            request.num_spares,
             *(request.homes, request.role_kinds, job.yields),
         )
         is_of_queue, is_of_user = self._counts_alone(job.queue)

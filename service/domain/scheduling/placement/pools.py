@@ -15,7 +15,7 @@ from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import WorkerKind
 from service.domain.scheduling.placement.node_kinds import Amounts, ByCell, NodeKinds, times_on
 from service.domain.scheduling.placement.placement import Placement
-from service.domain.scheduling.placement.slots import Request, count
+from service.domain.scheduling.placement.slots import Request, count, spares_last
 from service.domain.scheduling.placement.stock import Free, NodeGroup, Stock, When, plus
 from service.domain.scheduling.placement.topology import Place
 
@@ -137,28 +137,46 @@ class Pool:
         capacity = self._exact(kind)
         return capacity.bound >= num_workers and capacity.most() >= num_workers
 
-    def pack_most(self, kind: WorkerKind, least: int, most: int) -> tuple[Slice, ...] | None:
+    def pack_most(
+        self, kind: WorkerKind, least: int, most: int, num_ranks: int | None = None
+    ) -> tuple[Slice, ...] | None:
         """Return slices for up to `most` workers, placed close to each other (`placement`); None if
-        fewer than `least` workers fit."""
+        fewer than `least` workers fit. Workers in addition to `num_ranks` are spares, which are
+        placed on other nodes if possible, unless the gang must be within one domain."""
         if not self.has(kind, least):
             return None
         capacity = self._exact(kind)
-        return (
-            capacity.place_whole()
-            if kind.is_whole
-            else capacity.placement.pack(min(capacity.most(), most))
-        )
+        if kind.is_whole:
+            return capacity.place_whole()
+        number = min(capacity.most(), most)
+        num_spares = 0 if num_ranks is None else max(0, number - num_ranks)
+        num_apart = num_spares if kind.required is None else 0
+        slices = capacity.placement.pack(number, num_apart=num_apart)
+        return spares_last(slices, num_spares)
 
     def pack_near(
-        self, job_id: str, kind: WorkerKind, least: int, most: int, held: Sequence[Slice]
+        self,
+        job_id: str,
+        kind: WorkerKind,
+        least: int,
+        most: int,
+        held: Sequence[Slice],
+        *,
+        for_spares: bool = False,
     ) -> tuple[Slice, ...] | None:
-        """Return slices like `pack_most`, but close to the slots that the group already holds."""
+        """Return slices like `pack_most`, but close to the slots that the group already holds. With
+        `for_spares`, return slices on other nodes if possible."""
         if not self.has(kind, least):
             return None
         if (found := self.capacity_near(job_id, kind, held)) < least:
             return None
         placement, near = self._exact(kind).placement, self._that_are_there(held)
         too_many = self._too_many(job_id, kind, held)
+        if for_spares and kind.required is None:
+            there = {name: placement.capacity(name) for name in near}
+            if elsewhere := found - sum(there.values()) + sum(too_many.get(n, 0) for n in near):
+                too_many |= there
+                found, near = elsewhere, []
         for node_id, number in too_many.items():
             placement.change(node_id, placement.capacity(node_id) - number)
         slices = placement.pack(min(found, most), near)

@@ -9,7 +9,7 @@ from functools import partial
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gang, Gangs, WorkerKind
 from service.domain.scheduling.placement.pools import Offer, Pool, pack_later
-from service.domain.scheduling.placement.slots import Node, count, is_open, workers
+from service.domain.scheduling.placement.slots import Node, count, is_open, spares_last, workers
 from service.domain.scheduling.placement.stock import Stock, When
 from service.domain.scheduling.placement.topology import Topology
 from service.domain.scheduling.policy.allowances import Allowances
@@ -183,7 +183,9 @@ class Round:
                 if promised is not None:
                     return promised
         most_now = min(most, lent.workers)
-        slices, passes = self._free_slots(job, kind, least, most_now, offer, has_slots)
+        slices, passes = self._free_slots(
+            *(job, kind, least, most_now, offer, has_slots), gang.request.num_ranks
+        )
         if slices is not None:
             self._take(job, kind, slices, ends_before=passes)
             self._arrays.start(job.array)
@@ -220,15 +222,16 @@ class Round:
         most: int,
         offer: Offer,
         has_slots: bool,
+        num_ranks: int,
     ) -> tuple[tuple[Slice, ...] | None, bool]:
         """Return free slots for a job, and whether it overtakes the first blocked job on them.
         has_slots: whether `offer.soon` has enough slots."""
         if most < least:
             return None, False
-        slices = offer.now.pack_most(kind, least, most) if has_slots else None
+        slices = offer.now.pack_most(kind, least, most, num_ranks) if has_slots else None
         passes = slices is None and self._backfill.may_pass(job.ends_within_s)
         if passes:
-            slices = self._unreserved.now.pack_most(kind, least, most)
+            slices = self._unreserved.now.pack_most(kind, least, most, num_ranks)
         return slices, passes
 
     def _reserve(self, job: WaitingJob, gang: Gang, rank: order.Rank) -> tuple[Slice, ...]:
@@ -346,8 +349,12 @@ class Round:
         if not lent.workers:
             return Stay(group.job_id, lent.reason(sentence))
         most = min(most, headroom.workers, lent.workers)
-        slices = self._open.now.pack_near(group.job_id, kind, 1, most, group.slices)
+        num_ranks = group.request.num_ranks - held
+        slices = self._open.now.pack_near(
+            *(group.job_id, kind, 1, most, group.slices), for_spares=num_ranks <= 0
+        )
         if slices is not None:
+            slices = spares_last(slices, max(0, count(slices) - max(0, num_ranks)))
             return self._grow(group, gang, slices)
         return self._stay(sentence, group, gang, 1)
 
