@@ -107,8 +107,8 @@ def admit(
     `max_runtime_s` is compared with the queue's rules and the deadline; `used_s` is the time for
     which the job has already run. Submissions and changes of documents use the same checks.
 
-    Raises InvalidDocument, OutOfMemory, UnknownQueue, QueueFull, RuntimeTooLong, Unsatisfiable, the errors of
-    `deadlines.refuse_missed`, and PriorityTooHigh unless `may_exceed_priority` is set.
+    Raises InvalidDocument, OutOfMemory, UnknownQueue, QueueFull, RuntimeTooLong, Unsatisfiable, the
+    errors of `deadlines.refuse_missed`, and PriorityTooHigh unless `may_exceed_priority` is set.
     """
     spec = resolved.spec
     if resolved.refusal is not None:
