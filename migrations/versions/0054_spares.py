@@ -14,5 +14,5 @@ def upgrade() -> None:
         "jobs", sa.Column("num_spares", sa.BigInteger(), nullable=False, server_default="0")
     )
     op.add_column(
-        "attempts", sa.Column("spares_ready", sa.BigInteger(), nullable=False, server_default="0")
+        "jobs", sa.Column("spares_ready", sa.BigInteger(), nullable=False, server_default="0")
     )

@@ -119,7 +119,7 @@ class SupervisorFrames:
             case ResizedReport() as report:
                 resize_frames.store_resized(session, job, self._attempt, report, at, now)
             case SparesReport() as report:
-                self._attempt.spares_ready = report.ready
+                self._job.spares_ready = report.ready
                 self._remark("spares", "spares", report.message, {"ready": report.ready})
             case HangReport() as report:
                 self._take_hang(report, at)

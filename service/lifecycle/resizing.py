@@ -379,6 +379,17 @@ def why_this_size(job: JobRow, attempt: AttemptRow | None, now: datetime) -> tup
     return attempt.growth["message"], list(attempt.growth["blocked_by"])
 
 
+def spares_sentence(job: JobRow, attempt: AttemptRow | None) -> str:
+    """Return a sentence about the spares of a job that holds slots; empty if it has none."""
+    if not job.num_spares or attempt is None or job.state not in HOLDING:
+        return ""
+    held = max(0, count_of(as_slices(attempt.slices)) - (job.num_workers - job.num_spares))
+    ready, wanted = job.spares_ready, f"{job.num_spares} spare{'s'[: job.num_spares > 1]}"
+    if held >= job.num_spares:
+        return f"{ready} of {wanted} {'is' if job.num_spares == 1 else 'are'} ready"
+    return f"{held} of {wanted} {'has a slot' if job.num_spares == 1 else 'have slots'}"
+
+
 def trains_with_fewer(job: JobRow, world_size: int) -> bool:
     """Whether the job trains with this many workers while its lost ranks are replaced."""
     return world_size < job.num_workers - job.num_spares and goes_on_without_lost(job.spec)

@@ -78,8 +78,6 @@ class AttemptRow(Base):
     lacking: Mapped[int] = mapped_column(server_default=text("0"))
     """Number of missing workers that the group waits for, because it can't continue without them.
     (A gossip group continues in the meantime.)"""
-    spares_ready: Mapped[int] = mapped_column(server_default=text("0"))
-    """Number of spares that can take the rank of a lost worker."""
     grants: Mapped[int] = mapped_column(server_default=text("0"))
     """Number of grants and recalls of slots so far, which is also the number of the latest grant or
     recall."""
