@@ -111,6 +111,8 @@ BASES: tuple[dict[str, Any], ...] = (
         train={"measure_noise": True, "batch_range": [64, 256], "batch_scaling": "sqrt"},
     ),
     images(2, elastic={"min_workers": 1, "exact": True}),
+    images(3, elastic={"spares": 2, "min_workers": 2}),
+    images(2, elastic={"spares": 1}),
     images(2, parallel={"balance": "auto", "data": 2}),
     images(
         2,
