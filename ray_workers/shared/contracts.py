@@ -362,8 +362,8 @@ class PollReply:
 AWAITING = -1
 """The generation of a process that is not assigned to a group until it is ready to join one."""
 NOT_PREPARED = (
-    "elastic requires a script that calls dray.train.prepare(), which redistributes the "
-    "batches: call it, or remove elastic"
+    "elastic requires a script that calls dray.train.prepare(), through which ranks join the "
+    "group: call it, or remove elastic"
 )
 
 

@@ -85,7 +85,9 @@ class GroupMonitor:
             is_expected_to_stand=self._is_expected_to_stand,
         )
         self._silence = SilenceWatch(spec, group, speed, timings)
-        self._policy = GroupPolicy(timings, spec.traits, is_elastic=spec.min_workers is not None)
+        self._is_elastic = spec.min_workers is not None or spec.traits.most_ranks is not None
+        """Whether processes join the group later. A script must then call `train.prepare`."""
+        self._policy = GroupPolicy(timings, spec.traits, is_elastic=self._is_elastic)
         self.asked = AskedEnd(group, is_script=spec.traits.is_script)
         self._memory = GroupMemory()
         self._hung: set[int] = set()
@@ -340,9 +342,8 @@ class GroupMonitor:
     def _may_only_be_stopped(self) -> bool:
         """Whether suspended processes are the only problem that the monitor can detect. True for a
         script that has not called `train.prepare` and is not required to call it."""
-        is_elastic = self._spec.min_workers is not None
         prepared = any(one.status.is_prepared for one in self._observations)
-        return self._traits.is_script and not is_elastic and not prepared
+        return self._traits.is_script and not self._is_elastic and not prepared
 
     # Decisions and actions.
 
