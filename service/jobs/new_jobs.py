@@ -250,6 +250,7 @@ def new_row(
         kept_back_s=0.0,
         attempt=0,
         world_size=admitted.request.num_ranks,
+        spares_ready=0,
         yields=spec.script is None,
         event_seq=1,
         user_failures=0,
