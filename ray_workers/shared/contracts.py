@@ -155,6 +155,12 @@ class AttemptSpec(RankSpec):
         most = self.traits.most_ranks
         return self.num_slots if most is None else min(self.num_slots, most)
 
+    @property
+    def slices_of_ranks(self) -> tuple[Slice, ...]:
+        """The slices with which the ranks start. The slices of spares are last, and each has one
+        slot."""
+        return self.slices[: len(self.slices) - (self.num_slots - self.world_size)]
+
     def bundle_of(self, rank: int) -> Mapping[str, float]:
         """Return the Ray resources of a rank in the attempt's initial group."""
         role = role_at(rank, self.roles)
@@ -428,7 +434,7 @@ class RankTask(ProcessSpec, RankSpec):
             **{field.name: getattr(attempt, field.name) for field in fields(RankSpec)},
             **vars(process),
             world_size=attempt.world_size,
-            num_nodes=len({part.node_id for part in attempt.slices}),
+            num_nodes=len({part.node_id for part in attempt.slices_of_ranks}),
             checkpoint_url=f"{base}/checkpoints",
             artifact_url=f"{base}/artifacts",
             folder_url=folder_url(attempt.storage_url, attempt.job_id),

@@ -119,13 +119,12 @@ class WorkerGroup:
             raise ForkFailed(f"the rendezvous store did not start: {line.strip()}") from None
 
     def _slots_by_rank(self) -> tuple[list[Slots], list[Slots]]:
-        """Return the slots in rank order, and the slots of the spares, which are the last slices.
+        """Return the slots in rank order, and the slots of the spares, which are last.
         The ranks on a node are consecutive, except for silos and roles with their own resources,
         whose ranks follow the order of the slices."""
-        of_spares: list[Slots] = []
-        of_ranks, num_spares = list(self.slots), self._spec.num_slots - self._spec.world_size
-        while sum(slots.part.num_workers for slots in of_spares) < num_spares:
-            of_spares.insert(0, of_ranks.pop())
+        num_spares = self._spec.num_slots - self._spec.world_size
+        at = len(self.slots) - num_spares
+        of_ranks, of_spares = self.slots[:at], self.slots[at:]
         if self._spec.traits.is_tied_to_nodes or self._spec.roles:
             return of_ranks, of_spares
         by_node: dict[str, list[Slots]] = {}

@@ -265,3 +265,14 @@ def test_a_rank_that_is_restarted_alone_has_its_rank_at_once() -> None:
     tasks = [group._task(member) for member in again]
     assert [task.generation for task in tasks] == [AWAITING, 0]
     assert [task.spool_dir.rpartition(".")[2] for task in tasks] == ["early", "metrics"]
+
+
+def test_the_last_slots_are_the_spares_and_the_ranks_of_a_node_are_consecutive() -> None:
+    slices = (Slice("a", 1), Slice("b", 1), Slice("a", 1), Slice("b", 1))
+    spec = attempt_spec(slices=slices, traits=traits({}, most_ranks=3))
+    assert (spec.num_slots, spec.world_size) == (4, 3)
+    group = WorkerGroup(spec, "a", "127.0.0.1", MachineSpeed(), Timings())
+    group.slots[:] = [Slots(part, None, {}) for part in slices]  # type: ignore[arg-type]
+    ranks, spares = group._slots_by_rank()
+    assert [slots.part.node_id for slots in ranks] == ["a", "a", "b"]
+    assert spares == [group.slots[-1]]
