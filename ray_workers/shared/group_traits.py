@@ -57,6 +57,9 @@ class GroupTraits:
     """The role of each rank, as returned by `dray.ranks.role_names`."""
     has_peer_ports: bool
     """Whether each rank reserves a port before any process is started (`ProcessSpec.peers`)."""
+    most_ranks: int | None
+    """Number of ranks of a complete group if the job has spares, which are the workers in further
+    slots; None if it has none."""
     hang_limit_s: float | None
     """Number of seconds without progress after which a script counts as hung; None if its document
     does not set a limit."""

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Sequence
 
 from ray_workers.shared.contracts import AttemptSpec
 from ray_workers.shared.mesh_shape import MeshPosition
+from ray_workers.supervision.member import Member
 from ray_workers.supervision.rules.mesh_positions import has_all_parts
 from ray_workers.supervision.slots import Slots
-from ray_workers.supervision.worker_group import Member
 
 
 class GroupPositions:
@@ -39,12 +39,16 @@ class GroupPositions:
 
     def are_complete_without(self, slots: Collection[Slots], members: Sequence[Member]) -> bool:
         """Whether the members that are not in these slots have all parts of the model, and fewer of
-        them than before would be idle, or as many as before."""
+        them than before would be idle, or as many as before. A spare that takes a rank counts as
+        idle before and after."""
         size = self._mesh.num_parts
         if size == 1:
             return True
         left = [member for member in members if member.slots not in slots]
-        if len(left) % size > len(members) % size:
+        num_spares = sum(member.is_spare and member.is_ready for member in left)
+        num_left = sum(not member.is_spare for member in left) + num_spares
+        num_idle = sum(not member.is_spare for member in members) % size
+        if num_left % size > num_idle + num_spares:
             return False
         running = (member for member in left if member.is_placed and member.is_running)
         return has_all_parts(map(self.of, running), self._mesh)

@@ -51,6 +51,8 @@ FORMING_LIMIT_S = 5400.0
 """Maximum number of seconds for connecting to the other ranks once they have arrived at the store
 (`whole_limit_s`). Connecting usually takes less than a second."""
 LOOK_S = 0.002
+SPARE_LOOK_S = 0.01
+"""Seconds between two polls of a spare, which can wait for hours and must not use up a CPU."""
 FINISH_LOOK_S = 0.1
 """Maximum number of seconds between two polls while a rank of a script waits for the other ranks to
 end."""
@@ -115,7 +117,8 @@ class RendezvousHandler:
         self.may_abort = True
         """Whether operations may be aborted when another round is announced. Changed only by the
         holder of `process_group.one_at_a_time`."""
-        self._leaves_together = spec.elastic is not None and spec.is_divided
+        self._leaves_together = spec.changes_size and spec.is_divided
+        self._has_spares = spec.num_spares > 0
         self._connections = Connections()
         self._watcher: threading.Thread | None = None
         self._store: Store | None = None
@@ -134,8 +137,7 @@ class RendezvousHandler:
         cut together with the connections of this group.
         """
         if self.assignment.generation == AWAITING:
-            self._page.enter(RankPhase.STANDBY, TimeCategory.STARTING)
-            self._take_assignment(ASSIGNMENT_LIMIT_S)
+            self._await_first_assignment()
         if self.is_alone:
             enter()
             return
@@ -149,11 +151,21 @@ class RendezvousHandler:
         Returns the attempt's store, through which these ranks find each other. A later round
         affects only the ranks that join in that round."""
         if self.assignment.generation == AWAITING:
-            self._page.enter(RankPhase.STANDBY, TimeCategory.STARTING)
-            self._take_assignment(ASSIGNMENT_LIMIT_S)
+            self._await_first_assignment()
         self._is_without_group = True
         self.assignment = replace(self.assignment, world_size=1)
         return TCPStore(*self._address, wait_for_workers=False)
+
+    def _await_first_assignment(self) -> None:
+        """Wait for a rank, without a limit: a spare might wait until the job ends. The page shows
+        that the process is not hanging."""
+        use = TimeCategory.SPARE if self._has_spares else TimeCategory.STARTING
+        pause_s = SPARE_LOOK_S if self._has_spares else LOOK_S
+        self._page.enter(RankPhase.STANDBY, use)
+        while self._page.wanted <= 0:
+            time.sleep(pause_s)
+            self._page.enter(RankPhase.STANDBY, use)
+        self._take_assignment(ASSIGNMENT_LIMIT_S)
 
     def _form(self) -> None:
         """Meet the other ranks and connect to them. Errors in this method never come from the
