@@ -100,7 +100,7 @@ class ReplicaCheck:
         if rank == 0:
             _report(ReplicasReport(step, 0, [], is_drill=False))
 
-    def refuse(self, step: int, strategy: ReplicaGroup, *, is_copy: bool) -> None:
+    def refuse(self, strategy: ReplicaGroup, step: int, is_copy: bool) -> None:
         """Report replicas that differ after the group was formed again, and raise
         ReplicasDifferError; do nothing if the document requests no comparisons. A collective
         operation. is_copy: whether this rank has just received its state from another rank."""
