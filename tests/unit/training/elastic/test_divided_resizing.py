@@ -30,8 +30,10 @@ class ResizedReplicas(Resized):
     def __init__(
         self, home: Path, parallel: dict[str, Any], world_size: int, leash: list[tuple[int, int]]
     ) -> None:
-        super().__init__(home, brief(home, world_size, parallel, **STEPS), world_size, leash)
         self.shape = MeshShape.of(Parallel.model_validate(parallel))
+        spec = brief(home, world_size, parallel, **STEPS)
+        spec |= {"elastic": {"min_workers": self.shape.num_parts}}
+        super().__init__(home, spec, world_size, leash)
         self._workers = [
             Seated(rank, self.shape.position(rank, world_size)) for rank in range(world_size)
         ]
