@@ -109,13 +109,16 @@ class RendezvousHandler:
         self._prefix = task.page_prefix
         self._page = page
         self._device = torch.device(task.device)
-        spec = JobSpec.model_validate(task.spec)
-        self.recovers = self._device.type == "cpu" or recovers_on_gpus(spec)
+        self.recovers = self._device.type == "cpu" or recovers_on_gpus(
+            JobSpec.model_validate(task.spec)
+        )
         """Whether the group recovers in place."""
         self.may_abort = True
         """Whether operations may be aborted when another round is announced. Changed only by the
         holder of `process_group.one_at_a_time`."""
-        self._leaves_together = spec.elastic is not None and spec.is_divided
+        self._leaves_together = bool(task.spec.get("elastic")) and (
+            JobSpec.model_validate(task.spec).is_divided
+        )
         self._connections = Connections()
         self._watcher: threading.Thread | None = None
         self._store: Store | None = None
