@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dray.spec import JobSpec
-from dray.spec.checks.recovery import why_not_on_gpus
 from ray_workers.shared.mesh_shape import MeshShape
 
 
@@ -66,13 +64,3 @@ class GroupTraits:
     mesh: MeshShape
     """How a replica of the model is divided among ranks. The number of ranks that train is a
     multiple of `mesh.num_parts`."""
-
-
-def recovers_on_gpus(document: JobSpec) -> bool:
-    """Whether a group of several ranks on GPUs recovers in place. A script must also call
-    `train.prepare`."""
-    if document.script is not None:
-        return not document.is_divided
-    has_copies = document.num_replicas > 1 or document.keeps_state_in_memory
-    is_alike = has_copies and not document.takes_local_steps
-    return is_alike and why_not_on_gpus(document) is None

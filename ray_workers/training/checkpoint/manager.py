@@ -81,6 +81,10 @@ class CheckpointManager:
         self.group: SaveGroup | None = None
         """The ranks that save together; None if rank 0 saves alone."""
 
+    def agreed_at(self, step: int) -> None:
+        """Record that the replicas of the model were equal after this step."""
+        self.checked_step = step
+
     @property
     def commits(self) -> bool:
         """Whether this rank commits checkpoints, instead of only writing a part of them."""

@@ -11,17 +11,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from dray import train
+from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.job_log import log
 from ray_workers.training.checkpoint.checkpoint_files import CheckpointMetadata
 from ray_workers.training.checkpoint.interval import CheckpointInterval, StallMeter
 from ray_workers.training.checkpoint.manager import CheckpointManager
 from ray_workers.training.checkpoint.save_group import SaveGroup
+from ray_workers.training.core.schedule import Calendar
 from ray_workers.training.elastic import process_group
 
 EXCHANGE_S = 1.0
@@ -45,6 +47,11 @@ class CheckpointTriggers:
         """The step after which the ranks of a divided state exchange their measurements."""
         self._costs = (0.0, 0.0)
         """The stall and the duration of this rank's last save, in seconds."""
+
+    @classmethod
+    def of(cls, task: RankTask, manager: CheckpointManager, calendar: Calendar) -> Self:
+        auto = calendar.save_every_steps is None
+        return cls(manager, CheckpointInterval(task.worker_mtbf_s) if auto else None)
 
     def join(self, group: SaveGroup, device: torch.device) -> None:
         """Save together with the other ranks of a group. device: for collective operations."""

@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 
 from dray.spec import JobSpec
+from dray.spec.checks.recovery import recovers_on_gpus
 from dray.train.spool import EVERYTHING, begin_count, known
 from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import AWAITING, Cause, RankTask
-from ray_workers.shared.group_traits import recovers_on_gpus
 from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment, RankPhase, TimeCategory
 from ray_workers.shared.spool_reader import spool_key
 from ray_workers.training import devices
@@ -111,14 +111,18 @@ class RendezvousHandler:
         self._prefix = task.page_prefix
         self._page = page
         self._device = torch.device(task.device)
-        spec = JobSpec.model_validate(task.spec)
-        self.recovers = self._device.type == "cpu" or recovers_on_gpus(spec)
+        self.recovers = self._device.type == "cpu" or recovers_on_gpus(
+            JobSpec.model_validate(task.spec)
+        )
         """Whether the group recovers in place."""
         self.may_abort = True
         """Whether operations may be aborted when another round is announced. Changed only by the
         holder of `process_group.one_at_a_time`."""
-        self._leaves_together = spec.changes_size and spec.is_divided
-        self._has_spares = spec.num_spares > 0
+        elastic = task.spec.get("elastic") or {}
+        self._has_spares = bool(elastic.get("spares"))
+        self._leaves_together = elastic.get("min_workers") is not None and (
+            JobSpec.model_validate(task.spec).is_divided
+        )
         self._connections = Connections()
         self._watcher: threading.Thread | None = None
         self._store: Store | None = None

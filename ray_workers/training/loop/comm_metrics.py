@@ -7,7 +7,9 @@ from collections.abc import Callable
 import torch
 
 from ray_workers.shared.contracts import ALL_SENT_BYTES, COMPUTE_TIME, SENT_BYTES
+from ray_workers.training import devices
 from ray_workers.training.elastic import process_group
+from ray_workers.training.parallel import Strategy
 
 VALUE_BYTES = 4
 
@@ -35,6 +37,14 @@ class CommMetrics:
         self._sent = self._num_steps = 0
         """Number of bytes sent since the last evaluation, and number of steps in which they were
         sent."""
+
+    @classmethod
+    def of(cls, sync: object | None, strategy: Strategy) -> CommMetrics | None:
+        """Return the metrics of a strategy; None if the job's document has no `sync`."""
+        if sync is None:
+            return None
+        on_gpu = devices.is_gpu(strategy.device)
+        return cls(strategy.gradients.num_elements, times_compute=not on_gpu)
 
     def watch(self, count: Callable[[], int | None], world_size: int) -> None:
         """Set the function that returns the number of bytes sent since the group was formed.

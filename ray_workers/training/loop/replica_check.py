@@ -61,13 +61,19 @@ class ReplicaCheck:
     def after_step(self, step: int, strategy: ReplicaGroup, *, is_saved: bool) -> None:
         """Compare the replicas if a comparison is due, or if a checkpoint is saved after the step.
         A collective operation. Raises ReplicasDifferError if they differ."""
+        is_due = self.is_due(step)
         if self._is_asked:  # before the comparison, so that no checkpoint is saved in between
             self._is_asked, self._is_drill = False, True
             strategy.flip_bit()
-        every, before = self._every, self._seen
-        self._seen = step  # even if the group breaks, because a replacement counts from this step
-        if every is not None and (is_saved or step // every > before // every):
+        if is_due or is_saved:
             self.compare(step, strategy)
+
+    def is_due(self, step: int) -> bool:
+        """Whether a comparison is due after this step. The next calls count from this step, even if
+        the group breaks before the comparison, because a replacement also counts from this step."""
+        every, before = self._every, self._seen
+        self._seen = step
+        return every is not None and step // every > before // every
 
     def compare(self, step: int, strategy: ReplicaGroup, *, again: bool = False) -> None:
         """Compare the replicas, unless they were already compared after this step. A collective
@@ -94,7 +100,7 @@ class ReplicaCheck:
         if rank == 0:
             _report(ReplicasReport(step, 0, [], is_drill=False))
 
-    def refuse(self, step: int, strategy: ReplicaGroup, *, is_copy: bool) -> None:
+    def refuse(self, strategy: ReplicaGroup, step: int, is_copy: bool) -> None:
         """Report replicas that differ after the group was formed again, and raise
         ReplicasDifferError; do nothing if the document requests no comparisons. A collective
         operation. is_copy: whether this rank has just received its state from another rank."""

@@ -50,6 +50,14 @@ def store(
     storage_faults.wait_for_space("the result", write, waiting=waiting)
 
 
+def log_end(document: spec.JobSpec, step: int, total_steps: int) -> None:
+    """Log why training ended after this step, unless it reached its last step."""
+    if step < total_steps:
+        report_early_stop(document.train, step, total_steps)
+    else:
+        log_spent_privacy(document.federated, step)
+
+
 def report_early_stop(options: spec.Train, step: int, total_steps: int) -> None:
     """Log and report that the job ends after `step`, which is now its last step."""
     rule = options.early_stopping

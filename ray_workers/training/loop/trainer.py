@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,6 @@ from ray_workers.shared.contracts import BATCH_SIZE, RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment, RankPhase, TimeCategory
 from ray_workers.shared.job_log import log
 from ray_workers.training import devices
-from ray_workers.training.checkpoint.interval import CheckpointInterval
 from ray_workers.training.checkpoint.manager import CheckpointManager
 from ray_workers.training.checkpoint.peer_memory import PeerMemory
 from ray_workers.training.checkpoint.save_group import SaveGroup
@@ -81,16 +81,14 @@ class Trainer:
         self.profiler = Profiler(spec.profile, self.device)
         self.divergence = Divergence(options.on_divergence, is_scaled=options.precision == "fp16")
         self.reporter = StepReporter(self.calendar.total_steps, page, self.device, self.divergence)
+        self._furthest_step = task.furthest_step
         rule = spec.checkpoint
         self.checkpoints = CheckpointManager(
             task.checkpoint_url, keep=rule.keep, best=rule.best, progressed=page.move
         )
+        self.triggers = CheckpointTriggers.of(task, self.checkpoints, self.calendar)
         every = None if spec.check is None else spec.check.replicas_every
-        self.replica_check = ReplicaCheck(every, self.device, self._agreed)
-        self._furthest_step = task.furthest_step
-        auto = self.calendar.save_every_steps is None
-        interval = CheckpointInterval(task.worker_mtbf_s) if auto else None
-        self.triggers = CheckpointTriggers(self.checkpoints, interval)
+        self.replica_check = ReplicaCheck(every, self.device, self.checkpoints.agreed_at)
         self.state = TrainingState(
             task, spec, workload, self.calendar, self.strategy, self.reporter
         )
@@ -123,12 +121,15 @@ class Trainer:
         state, the latest intact checkpoint is loaded; if there is none, training begins.
         """
         faultpoint(FaultPoint.GROUP_JOINED, self.progress.step, self)
-        self.prefetcher = self._divide_data()
+        self.evaluation.take(self.strategy.evaluated_part(), self.world_size)
+        self.reporter.rank = self.profiler.rank = self.rank
+        self.prefetcher = self.strategy.feed(self.samples)
         if not self._all_agree(int(self.workload.fingerprint[:15], 16)):
             raise DifferentDataError("ranks", self.workload.fingerprint)
         number = self.progress.number
         self._furthest_step = max(self._furthest_step, self.progress.step)
-        newest = self.state.sync(self.memory, self.page.kept(), self._found_different)
+        refuse = partial(self.replica_check.refuse, self.strategy)
+        newest = self.state.sync(self.memory, self.page.kept(), refuse)
         if newest == NOTHING:
             self.state.resume(self.checkpoints, self._all_agree, self.rank, self.world_size)
         if self.spec.is_divided:
@@ -137,11 +138,7 @@ class Trainer:
             self.state.batch_size = self.assignment.batch_size
         self.prefetcher.end_batches(self._last_of, self.progress.step + 1)
         self.strategy.prepare(self.prefetcher, self.progress.step)
-        if self.spec.sync is not None:
-            self.comm_metrics = CommMetrics(
-                self.strategy.gradients.num_elements,
-                times_compute=not devices.is_gpu(self.device),
-            )
+        self.comm_metrics = CommMetrics.of(self.spec.sync, self.strategy)
         if self.rank == 0 and newest != NOTHING and (self.was_rank != 0 or number < newest):
             self._take_over()
         self.was_rank = self.rank
@@ -152,19 +149,6 @@ class Trainer:
         self.memory.begin_copy(self.progress, self.strategy.model.buffers())
         self.page.begin(self.assignment.generation, self.progress.step)
         faultpoint(FaultPoint.RESTORED, self.progress.step, self)
-
-    def _agreed(self, step: int) -> None:
-        self.checkpoints.checked_step = step
-
-    def _found_different(self, step: int, is_copy: bool) -> None:
-        self.replica_check.refuse(step, self.strategy, is_copy=is_copy)
-
-    def _divide_data(self) -> Feed:
-        """Return the loader of this rank's part of each step."""
-        self.evaluation.take(self.strategy.evaluated_part(), self.world_size)
-        self.reporter.rank = self.rank
-        self.profiler.rank = self.rank
-        return self.strategy.feed(self.samples)
 
     def _all_agree(self, number: int) -> bool:
         return process_group.all_same(number, self.device, self.world_size)
@@ -283,6 +267,7 @@ class Trainer:
         """Record the metrics of the step, which are written during the next steps. num_steps:
         number of steps since the last report, if ranks run steps concurrently. lr: the learning
         rate that was used, if it differs from the schedule."""
+        has_batch_size = self.rank == 0 and self.options.batch_range is not None
         self.reporter.step_done(
             StepFigures(
                 step=step,
@@ -295,7 +280,7 @@ class Trainer:
                 more={
                     **(self.comm_metrics.of_step() if self.comm_metrics else {}),
                     **self.strategy.gradients.step_metrics(),
-                    **self._batch_metrics(),
+                    **({BATCH_SIZE: float(self.state.batch_size)} if has_batch_size else {}),
                 },
             )
         )
@@ -305,11 +290,6 @@ class Trainer:
             self.triggers.step_took(step, seconds)
         self.profiler.end_step(step)
         faultpoint(FaultPoint.STEP_ENDS, step, self)
-
-    def _batch_metrics(self) -> dict[str, float]:
-        if self.rank != 0 or self.options.batch_range is None:
-            return {}
-        return {BATCH_SIZE: float(self.state.batch_size)}
 
     def commit(self, step: int) -> None:
         """Mark the step as completed, regardless of what happens to the group."""
@@ -443,10 +423,7 @@ class Trainer:
         self.profiler.finish(step)
         if self.rank == 0:
             assert trained is not None
-            if step < self.calendar.total_steps:
-                result.report_early_stop(self.options, step, self.calendar.total_steps)
-            else:
-                result.log_spent_privacy(self.spec.federated, step)
+            result.log_end(self.spec, step, self.calendar.total_steps)
             result.store(self.workload, trained, metrics, step, waiting=self.page.move)
             faultpoint(FaultPoint.RESULT_WRITTEN, step, self)
         process_group.wait_for_all(self.device, self.world_size)

@@ -128,14 +128,15 @@ class RankGroup:
         os.environ["WORLD_SIZE"] = os.environ["ROLE_WORLD_SIZE"] = str(self.world_size)
 
     def check(self, step: int, trained: Trained) -> None:
+        if not self._has_begun:  # the other ranks might already have compared after this step
+            self._has_begun = True
+            self._replica_check.begins_at(step)
+        is_due = self._replica_check.is_due(step)
         if self._must_wait and self._rendezvous.is_announced:
             devices.synchronize(self._device)
         self._rendezvous.check()
-        if self._has_begun:
-            self._replica_check.after_step(step, self._replicas_of(trained), is_saved=False)
-        else:  # the other ranks might have compared after this step before this process joined
-            self._has_begun = True
-            self._replica_check.begins_at(step)
+        replicas = self._replicas_of(trained)
+        self._replica_check.after_step(step, replicas, is_saved=is_due)
 
     def _replicas_of(self, trained: Trained) -> ScriptReplicas:
         """Return the replicas in the current group."""

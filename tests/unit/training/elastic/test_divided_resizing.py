@@ -14,8 +14,10 @@ from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import AWAITING, Cause
 from ray_workers.shared.mesh_shape import MeshShape
 from ray_workers.supervision.rules.mesh_positions import Seated, arranged
+from tests.fakes import pretend_gpu
 from tests.marks import SOAK, soak
 from tests.unit.training.elastic.test_recovery import once
+from tests.unit.training.elastic.test_recovery_on_gpus import OnGpu
 from tests.unit.training.elastic.test_resizing import Resized
 from tests.unit.training.jobs import series
 from tests.unit.training.parallel.test_model_parallel import EQUAL, brief, furthest
@@ -28,10 +30,18 @@ class ResizedReplicas(Resized):
     """A group in which ranks are assigned as by the supervisor."""
 
     def __init__(
-        self, home: Path, parallel: dict[str, Any], world_size: int, leash: list[tuple[int, int]]
+        self,
+        home: Path,
+        parallel: dict[str, Any],
+        world_size: int,
+        leash: list[tuple[int, int]],
+        device: str = "cpu",
     ) -> None:
-        super().__init__(home, brief(home, world_size, parallel, **STEPS), world_size, leash)
         self.shape = MeshShape.of(Parallel.model_validate(parallel))
+        spec = brief(home, world_size, parallel, **STEPS)
+        spec |= {"elastic": {"min_workers": self.shape.num_parts}}
+        before = OnGpu() if device == pretend_gpu.NAME else None
+        super().__init__(home, spec, world_size, leash, before, device)
         self._workers = [
             Seated(rank, self.shape.position(rank, world_size)) for rank in range(world_size)
         ]
@@ -93,13 +103,14 @@ def assert_learned_the_same(home: Path, alone: Path) -> None:
         assert once(home, key) == pytest.approx(series(alone, key), rel=1e-5)
 
 
+@pytest.mark.parametrize("device", ["cpu", soak(pretend_gpu.NAME)])
 @pytest.mark.parametrize("mesh", EACH_MESH)
 def test_a_broken_replica_leaves_and_a_complete_one_joins(
-    tmp_path: Path, alone: Path, mesh: str
+    tmp_path: Path, alone: Path, mesh: str, device: str
 ) -> None:
     """Two parts of two replicas. Process 1 is lost, so one of the others is idle until another
     process joins."""
-    group = ResizedReplicas(tmp_path, MESHES[mesh], 4, [(6, 1), (11, 2)])
+    group = ResizedReplicas(tmp_path, MESHES[mesh], 4, [(6, 1), (11, 2)], device)
     try:
         group.gang.start()
         group.until_step(3)

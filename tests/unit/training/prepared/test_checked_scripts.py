@@ -11,8 +11,10 @@ from ray_workers.shared.contracts import RankTask
 from ray_workers.training.core.faultpoints import FaultPoint, arm_with
 from ray_workers.training.scripts.prepared_script import RankGroup
 from tests.marks import soak_but
-from tests.unit.training.prepared.programs import DEFAULTS, final_state, program
+from tests.unit.training.elastic.test_resizing import Resized
+from tests.unit.training.prepared.programs import DEFAULTS, Leash, final_state, program
 from tests.unit.training.prepared.test_prepared_recovery import CASES, POINTS
+from tests.unit.training.prepared.test_prepared_resizing import elastic
 from tests.unit.training.ranks import frames, run_ranks
 
 SAVES = "{'checkpoint_every_steps': 1, 'keep': 1}"
@@ -93,10 +95,25 @@ def test_ranks_that_are_killed_cause_no_alarm(case: str, every: int, tmp_path: P
     assert max(one["step"] for one in reports) == last
 
 
-def test_a_group_that_changes_its_size_causes_no_alarm(tmp_path: Path) -> None:
-    elastic = {"elastic": {"min_workers": 1}}
-    options = POINTS["before a backward pass"]["BEFORE"].format(rank=2)
-    document = checked(tmp_path, 3, 1, BEFORE=options) | elastic
-    codes = run_ranks(tmp_path, document, world_size=3, goes_on=True)
-    assert codes[:2] == [0, 0]
-    assert {one["num_differing"] for one in frames(tmp_path, kind="replicas")} == {0}
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_group_that_changes_its_size_causes_no_alarm(change: int, tmp_path: Path) -> None:
+    """Three ranks lose one of them, or two ranks gain another."""
+    document = {**elastic(tmp_path, 3), "check": {"replicas_every": 1}}
+    point = FaultPoint.STEP_ENDS if change > 0 else FaultPoint.BEFORE_EXCHANGE
+    job = Resized(tmp_path, document, 3 if change < 0 else 2, [], Leash(point, 5))
+    try:
+        job.gang.start()
+        job.until_step(5 if change > 0 else 4)
+        if change > 0:
+            job.gain()
+        else:
+            job.lose(2)
+        staying = job.gang.processes[: 3 if change > 0 else 2]
+        for process in staying:
+            process.join()
+        assert [process.exitcode for process in staying] == [0] * len(staying)
+    finally:
+        job.gang.kill()
+    reports = frames(tmp_path, kind="replicas")
+    assert {one["num_differing"] for one in reports} == {0}
+    assert reports[-1]["step"] == 15
