@@ -21,6 +21,9 @@ class GroupPositions:
         """The positions, keyed by the index and the incarnation of a member."""
         self.idle: Collection[int] = ()
         """Indices of members that wait without a rank, because they do not complete a replica."""
+        self._num_rounds = 0
+        self._since: dict[tuple[int, int], int] = {}
+        """The announced round in which each of these members got its rank."""
         self._keep((index, 0) for index in range(spec.world_size))
 
     def _keep(self, keys: Iterable[tuple[int, int]]) -> None:
@@ -29,6 +32,8 @@ class GroupPositions:
         if self._mesh.num_parts > 1:
             of_ranks = [self._mesh.position(rank, len(found)) for rank in range(len(found))]
             self._positions = dict(zip(found, of_ranks, strict=True))
+            self._since = {key: self._since.get(key, self._num_rounds) for key in found}
+            self._num_rounds += 1
 
     def announced(self, members: Sequence[Member]) -> None:
         """Record that a round was announced to these members, given in rank order."""
@@ -36,6 +41,11 @@ class GroupPositions:
 
     def of(self, member: Member) -> MeshPosition | None:
         return self._positions.get((member.index, member.incarnation))
+
+    def since(self, member: Member) -> int:
+        """Return the number of the announced round in which the member's process got its rank. A
+        spare can get it long after its process was started."""
+        return self._since.get((member.index, member.incarnation), self._num_rounds)
 
     def are_complete_without(self, slots: Collection[Slots], members: Sequence[Member]) -> bool:
         """Whether the members that are not in these slots have all parts of the model, and fewer of

@@ -249,7 +249,7 @@ class RecoveryController:
             Worker(
                 *(member.index, member.rank, member.node_id, self._state_of(member, change)),
                 position=self.positions.of(member),
-                since=member.incarnation,
+                since=self.positions.since(member),
             )
             for member in self._group.members
         ]

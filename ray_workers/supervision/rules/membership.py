@@ -51,7 +51,7 @@ class Worker:
     """The worker's position in the latest round that was announced to its process; None if the
     process has not been in a round, or left over from the latest round."""
     since: int = 0
-    """The round for which the worker's process was started."""
+    """The announced round in which the worker's process got its rank."""
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,11 @@ SPARE = 2
 
 
 class GroupWithSpare(SlowGroup):
-    """Two ranks on node `n` and a spare on node `m`."""
+    """Ranks on node `n` and a spare on node `m`."""
 
-    def __init__(self) -> None:
-        super().__init__(lost=None)
-        spare = member_of(SPARE, "m")
+    def __init__(self, num_ranks: int = 2) -> None:
+        super().__init__(num_ranks, lost=None)
+        spare = member_of(num_ranks, "m")
         spare.is_placed, spare.is_spare, spare.exit = False, True, None
         self.members.append(spare)
         for member in self.members:
@@ -343,12 +343,12 @@ async def test_granted_slots_are_ranks_first_and_spares_then() -> None:
     await job.recovery.stop()
 
 
-async def grants(job: WithSpare, *node_ids: str) -> bool:
+async def grants(job: WithSpare, *node_ids: str, num_members: int = 3) -> bool:
     """Grant slots on these nodes; return True once the group has them."""
     grant = Grant(1, tuple(Slice(node_id, 1) for node_id in node_ids), None)
     job.resizing.grow(grant)
     job.resizing.add_workers(grant)
-    await until(lambda: len(job.standing.members) == 3)
+    await until(lambda: len(job.standing.members) == num_members)
     for member in job.standing.members:
         if not member.is_placed:
             job.nodes.seen.append(stands_by(member.index, incarnation=member.incarnation))
@@ -368,3 +368,137 @@ async def test_a_lost_node_is_replaced_by_the_spare_and_its_slots_go(
     assert job.standing.spares == []
     (size,) = job.reports.of(FrameKind.RESIZED)
     assert (size["world_size"], size["lacking"]) == (2, 0)
+
+
+# Groups that divide a model.
+
+DIVIDED: dict[str, Any] = {
+    "recipe": "image_classification",
+    "resources": {"num_workers": 4},
+    "parallel": {"shard": 2},
+    "elastic": {"spares": 1, "min_workers": 2},
+}
+
+
+class DividedWithSpare(WithSpare):
+    """Two replicas of two workers on nodes `n`, and a spare on node `m`."""
+
+    def __init__(self, *, min_workers: int | None = 2) -> None:
+        self.standing = GroupWithSpare(4)
+        spec = replace(of(DIVIDED), slices=(*[Slice("n", 1)] * 4, Slice("m", 1)))
+        spec = replace(spec, min_workers=min_workers)
+        Recovering.__init__(self, spec=spec, group=self.standing)
+        self.nodes.seen = [observation(rank) for rank in range(4)]
+        self.make_ready()
+
+    def recall(self, *indices: int) -> None:
+        """Ask for the slots of these workers."""
+        for member in self.standing.members:
+            member.slots.part = Slice(f"n{member.index}", 1)
+        self.resizing.recall(Recall(1, tuple(Slice(f"n{index}", 1) for index in indices), None))
+
+
+@pytest.mark.parametrize("rank", range(4))
+async def test_a_spare_gets_the_part_and_the_replica_of_a_lost_worker(rank: int) -> None:
+    job = DividedWithSpare()
+    assert await job.loses(rank)
+    expected = [0, 1, 2, 3]
+    expected[rank] = 4
+    assert (job.standing.indices, job.standing.started) == ([expected], [])
+    assert job.standing.spare.index == rank
+
+
+async def test_a_spare_that_does_not_complete_a_replica_waits_for_the_next_newcomer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both workers of a replica are lost, and the spare replaces only one of them."""
+    job = DividedWithSpare()
+    lost = [job.group.members[0], job.group.members[1]]
+    job.group.vanish(*lost, monkeypatch=monkeypatch)
+    monkeypatch.setattr(placement_groups, "alive_nodes", lambda: {"n", "m"})
+    assert await job.recover(lost[0])
+    assert job.standing.indices == [[2, 3]]
+    assert job.standing.spares == []
+    (size,) = job.reports.of(FrameKind.RESIZED)
+    assert (size["world_size"], size["lacking"]) == (2, 0)
+    assert "1 without work until there are enough for another replica" in size["message"]
+    job.recovery.confirm([])
+    assert await grants(job, "o", num_members=4)
+    await until(lambda: len(job.standing.indices) == 2)
+    assert sorted(job.standing.indices[-1][2:]) == [4, 13]
+    assert job.standing.spares == []
+    await job.recovery.stop()
+
+
+async def test_a_spare_completes_a_replica_that_newcomers_do_not_complete(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The spare was not ready when a replica was lost. The scheduler counts its slot as a worker's,
+    and grants only one more."""
+    job = DividedWithSpare()
+    job.standing.spare.is_ready = False
+    lost = [job.group.members[2], job.group.members[3]]
+    job.group.vanish(*lost, monkeypatch=monkeypatch)
+    monkeypatch.setattr(placement_groups, "alive_nodes", lambda: {"n", "m"})
+    assert await job.recover(lost[0])
+    assert (job.standing.indices, job.standing.spare.index) == ([[0, 1]], 4)
+    job.recovery.confirm([])
+    job.standing.spare.is_ready = True
+    assert await grants(job, "o", num_members=4)
+    await until(lambda: len(job.standing.indices) == 2)
+    assert (job.standing.indices[-1][:2], job.standing.spares) == ([0, 1], [])
+    assert len(job.standing.indices[-1]) == 4
+    await job.recovery.stop()
+
+
+@pytest.mark.parametrize(
+    ("asked", "released", "ranks"),
+    [
+        ((4,), ["n4"], None),  # the spare: the round goes on
+        ((3,), ["n3"], [0, 1, 2, 4]),
+        ((0, 4), ["n4"], None),  # no replica would be complete without rank 0
+        ((2, 3, 4), ["n2", "n3", "n4"], [0, 1]),
+        ((0, 2), ["n2"], [0, 1, 4, 3]),  # both have the first part
+        ((2, 3), ["n2", "n3"], [0, 1]),  # the spare waits for another replica
+    ],
+)
+async def test_slots_are_released_if_spares_and_workers_form_whole_replicas(
+    asked: tuple[int, ...], released: list[str], ranks: list[int] | None
+) -> None:
+    job = DividedWithSpare()
+    job.recall(*asked)
+    await until(lambda: bool(job.reports.all))
+    await asyncio.sleep(0)
+    assert sorted(job.standing.released) == released
+    assert job.standing.indices == ([] if ranks is None else [ranks])
+
+
+async def test_a_divided_group_of_fixed_size_keeps_the_slots_of_its_ranks() -> None:
+    """Its ranks do not agree after which step they leave, so a part could be lost."""
+    job = DividedWithSpare(min_workers=None)
+    job.recall(3)
+    await until(lambda: bool(job.reports.all))
+    assert (job.standing.released, job.standing.indices) == ([], [])
+    (size,) = job.reports.of(FrameKind.RESIZED)
+    assert size["message"].startswith("keeps its slots and continues")
+
+
+async def test_a_spare_that_just_took_a_rank_does_not_displace_a_worker_with_the_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Worker 0 was replaced in round 3, long after the process of the spare had started. When the
+    group shrinks to one replica before the spare got its state, worker 0 is in this replica."""
+    job = DividedWithSpare()
+    job.standing.spare.is_ready = False
+    for _ in range(3):
+        assert await job.loses(0)
+        job.recovery.confirm([])
+    job.nodes.seen.append(observation(0, incarnation=job.standing.members[0].incarnation))
+    job.standing.spare.is_ready = True
+    assert await job.loses(2)
+    assert job.standing.indices[-1] == [0, 1, 4, 3]
+    lost = job.group.members[3]
+    job.group.vanish(lost, monkeypatch=monkeypatch)
+    monkeypatch.setattr(placement_groups, "alive_nodes", lambda: {"n", "m"})
+    assert await job.recover(lost)
+    assert job.standing.indices[-1] == [0, 1]
