@@ -134,8 +134,8 @@ class ExampleEncoder:
                 location,
                 f"can't be divided into prompts and answers: the chat template renders the "
                 f"messages up to number {number + 1} differently if other messages follow. Mark "
-                "the answers in the template with {% generation %} and {% endgeneration %}, leave only "
-                "the last answer in each example, or set method.loss to all",
+                "the answers in the template with {% generation %} and {% endgeneration %}, leave "
+                "only the last answer in each example, or set method.loss to all",
             )
         return len(before), len(until)
 

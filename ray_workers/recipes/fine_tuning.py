@@ -41,8 +41,8 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
     compat_transformers.need(*PACKAGES, *(["peft"] if options.adapter else []))
     base = open_base(options.base, policy, method.max_length)
     with _small_files(base) as folder:
-        tokenizer = compat_transformers.load_tokenizer(folder, base.location)
         model = pretrained.build(base, folder, options.adapter)
+        tokenizer = compat_transformers.load_tokenizer(folder, base.location)
         how = _encoding(base, method)
     encoder = ExampleEncoder(tokenizer, method)
     examples = open_examples(document.data, policy, method, encoder.encode, how)

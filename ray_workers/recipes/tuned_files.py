@@ -1,7 +1,7 @@
 """The result of fine-tuning: a folder that transformers and peft can load.
 
 The folder contains the model's weights, its configuration and its tokenizer. If an adapter was
-trained, `adapter/` contains the adapter as peft writes it, and the weights are those of the base
+trained, `adapter/` contains the adapter as peft writes it, and the weights are the base's weights
 with the adapter merged. Merging reads one file of the base at a time.
 """
 

@@ -1,4 +1,4 @@
-"""What the files of a base model must contain, judged without reading its weights."""
+"""Checks of the files of a base model, without reading its weights."""
 
 from __future__ import annotations
 

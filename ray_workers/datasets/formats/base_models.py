@@ -22,8 +22,8 @@ class BaseModel:
     location: str
     """The folder's URL, for errors."""
     paths: Mapping[str, Path]
-    """The path of each file by its name. The names of downloaded files are not those of their
-    paths."""
+    """The path of each file by its name. Downloaded files have other names in the
+    cache."""
     config: Mapping[str, Any]
     """Content of `config.json`."""
     sha256: str

@@ -95,7 +95,7 @@ class PretrainedModel(nn.Module):
     @torch.no_grad()
     def _draw_adapters(self, seed: int) -> None:
         """Initialise adapters as peft does: the first matrix like a linear layer, the second one
-        with zeros, so that the model's outputs are those of the base."""
+        with zeros, so that the outputs are the same as the base's outputs."""
         for name, module in self.lm.named_modules():
             own = dict(module.named_parameters(recurse=False))
             if name.endswith(".lora_A.default"):
@@ -171,12 +171,12 @@ def _refuse_missing_targets(lm: nn.Module, adapter: spec.Lora) -> None:
 def _ties(lm: nn.Module) -> Iterator[tuple[tuple[nn.Module, str], list[tuple[nn.Module, str]]]]:
     """Iterate over the parameters that several modules share: (module, name) of the first one, and
     of the others."""
-    places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    holders: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for module in lm.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                places.setdefault(parameter, []).append((module, name))
-    for first, *others in places.values():
+                holders.setdefault(parameter, []).append((module, name))
+    for first, *others in holders.values():
         if others:
             yield first, others
 

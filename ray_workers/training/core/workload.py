@@ -27,8 +27,8 @@ class StoredWeights:
 
 
 Trained = nn.Module | StoredWeights | Mapping[str, Tensor]
-"""The trained model, or what is known of the weights of a divided model: where they are stored, or
-the tensors themselves if `Workload.gathers_result` is set."""
+"""The trained model or, if it is divided, the locations of its weights. If
+`Workload.gathers_result` is set, the trained tensors of a divided model."""
 
 WriteResults = Callable[[Trained, Mapping[str, float], int, Path], None]
 """A function (trained model, final metrics, step, folder) that writes the result files to the

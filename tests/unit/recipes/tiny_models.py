@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -40,9 +41,24 @@ def sentence(generator: random.Random, longest: int = 9) -> str:
 
 
 def tokenizer(template: str | None = TEMPLATE) -> Any:
-    """Return a byte-level BPE that was trained on the words."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    """Return a tokenizer of transformers with a chat template."""
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
+
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(_trained()),
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+    )
+    fast.chat_template = template
+    return fast
+
+
+@functools.cache
+def _trained() -> str:
+    """Train a byte-level BPE on the words, and return its JSON."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -57,11 +73,7 @@ def tokenizer(template: str | None = TEMPLATE) -> Any:
     made.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 1)]
     )
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=made, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
-    )
-    fast.chat_template = template
-    return fast
+    return str(made.to_str())
 
 
 def make_base(
@@ -133,13 +145,13 @@ def write_lines(path: Path, records: Sequence[Mapping[str, Any] | str]) -> Path:
     return path
 
 
-def document(base: Path, data: Path, **fields: Any) -> dict[str, Any]:
+def document(base: Path, examples: Path, **fields: Any) -> dict[str, Any]:
     """Return a job document. fields: fields of the document; a mapping is added to the default."""
     made: dict[str, Any] = {
         "recipe": "fine_tuning",
         "model": {"base": base.as_uri()},
         "method": {"name": "sft", "max_length": 64},
-        "data": {"source": data.as_uri(), "validation_fraction": 0.2},
+        "data": {"source": examples.as_uri(), "validation_fraction": 0.2},
         "train": {
             "global_batch_size": 6,
             "epochs": 2,
