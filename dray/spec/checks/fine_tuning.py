@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dray.spec.fields import wrong
+from dray.spec.training.sync import AllReduce
 
 if TYPE_CHECKING:
     from dray.spec.job import JobSpec
@@ -18,7 +19,7 @@ def check(spec: JobSpec) -> None:
     train = spec.train
     options = {
         "/federated": spec.federated is not None,
-        "/sync": spec.copies_differ or spec.compression is not None,
+        "/sync": spec.sync not in (None, AllReduce()),
         "/parallel/balance": spec.parallel.balance != "even",
         "/train/measure_noise": train.measure_noise,
         "/train/ema": train.ema is not None,
