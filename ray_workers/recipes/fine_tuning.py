@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from ray_workers.recipes import measures, results, splits, tuned_files
 from ray_workers.recipes.chat_encoding import ExampleEncoder
 from ray_workers.recipes.models import compat_transformers, pretrained
 from ray_workers.shared.node_needs import DataPolicy
+from ray_workers.training.core.errors import ModelError
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.device_dataset import Rows, Samples
 
@@ -38,8 +40,9 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
     options, method = document.model, document.method
     assert isinstance(options, spec.Pretrained)
     assert method is not None
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a base is never looked up on a hub
     compat_transformers.need(*PACKAGES, *(["peft"] if options.adapter else []))
-    base = open_base(options.base, policy, method.max_length)
+    base = open_base(options, policy, method.max_length)
     with _small_files(base) as folder:
         model = pretrained.build(base, folder, options.adapter)
         tokenizer = compat_transformers.load_tokenizer(folder, base.location)
@@ -237,9 +240,12 @@ class Writer:
 
 
 def load(folder: Path) -> Writer:
-    """Load the merged model from the folder of a job's artifacts. Raises FileNotFoundError if the
-    result has only an adapter."""
-    compat_transformers.need(*PACKAGES)
+    """Load the merged model from the folder of a job's artifacts. Raises ImportError if a package
+    is missing, and FileNotFoundError if the result has only an adapter."""
+    try:
+        compat_transformers.need(*PACKAGES)
+    except ModelError as error:
+        raise ImportError(f"dray.load: {error}") from error
     from transformers import AutoModelForCausalLM
 
     if not (folder / "config.json").is_file():

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from dray.spec.fields import CodeId, Document, Int, Number, PlainText, a_number
-from dray.spec.training.data import SourceUrl
+from dray.spec.training.data import CredentialsName, SourceUrl
 
 Dropout = Annotated[Number, Field(ge=0.0, lt=1.0)]
 ContextLength = Annotated[Int, Field(ge=2, le=2**20)]
@@ -202,8 +202,10 @@ class Pretrained(Document):
     name: Literal["pretrained"] = "pretrained"
     """Selects this model."""
     base: SourceUrl
-    """URL of a folder with `config.json`, weights as safetensors, and a tokenizer, such as
-    `file:///models/llama`. The folder must be readable on every node."""
+    """URL of a folder with `config.json`, weights as safetensors, and a tokenizer: `file:///path`,
+    which must be readable on every node, or `s3://bucket/prefix`."""
+    credentials: CredentialsName | None = None
+    """Name of a credentials file for the base, as in `data.credentials`."""
     adapter: Annotated[
         Lora | None,
         BeforeValidator(_adapter, json_schema_input_type=Lora | Literal["lora", "none"] | None),
@@ -214,8 +216,8 @@ class Pretrained(Document):
     @field_validator("base")
     @classmethod
     def _is_a_folder(cls, base: str) -> str:
-        if base.startswith("sklearn:"):
-            raise ValueError("must be the URL of a folder, such as file:///models/llama")
+        if not base.startswith(("file:", "s3:")):
+            raise ValueError("must be the URL of a folder: file:///path or s3://bucket/prefix")
         return base
 
 

@@ -92,6 +92,9 @@ SourceUrl = Annotated[
 ]
 
 
+CredentialsName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")]
+
+
 class Numbers(Document):
     """How numbers are written in the file, in addition to `decimal`."""
 
@@ -160,9 +163,7 @@ class Data(Document):
     """Expected size, if the source is a single file."""
     sha256: Sha256 | None = None
     """Expected SHA-256 digest, if the source is a single file."""
-    credentials: (
-        Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")] | None
-    ) = None
+    credentials: CredentialsName | None = None
     """Name of a credentials file that the cluster's operator has placed on the nodes. If unset, the
     node's own identity is used."""
     loader_workers: Annotated[Int, Field(ge=0, le=64)] = 0

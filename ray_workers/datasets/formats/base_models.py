@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dray import spec
 from dray.spec.program import base_files
 from ray_workers.datasets.core.errors import broken, reading
 from ray_workers.datasets.sources.node_cache import NodeCache
@@ -44,20 +45,21 @@ class BaseModel:
         return names
 
 
-def open_base(url: str, policy: DataPolicy, max_length: int) -> BaseModel:
+def open_base(model: spec.Pretrained, policy: DataPolicy, max_length: int) -> BaseModel:
     """Return the files of a base model, which are downloaded to the node's cache if they are on
     another machine. They stay there until this process ends. Raises DataError."""
+    url = model.base
     location = location_of(url).rstrip("/")
     with reading(location):
         cache = NodeCache.of(policy)
-        source = Source(url, policy, cache, None, SUFFIXES)
+        source = Source(url, policy, cache, model.credentials, SUFFIXES)
         with cache.lock(url):
             content = source.identify(size_bytes=None, sha256=None)
             if not content.is_folder:
                 raise broken(location, "is a file: give the folder of the model")
             paths = {file.name: file.path for file in source.files(content)}
             cache.sweep()
-    fault = base_files.fault_of_names([*paths, *_pickles(url, policy, paths)])
+    fault = base_files.fault_of_names([*paths, *_pickles(model, policy, paths)])
     if fault is not None:
         raise broken(location, fault)
     at_config = f"{location}/{base_files.CONFIG}"
@@ -68,9 +70,9 @@ def open_base(url: str, policy: DataPolicy, max_length: int) -> BaseModel:
     return BaseModel(location, paths, config, content.sha256)
 
 
-def _pickles(url: str, policy: DataPolicy, paths: Mapping[str, Path]) -> list[str]:
+def _pickles(model: spec.Pretrained, policy: DataPolicy, paths: Mapping[str, Path]) -> list[str]:
     """Return the names of files with pickled weights, if there are no other weights."""
     if any(name.endswith(".safetensors") for name in paths):
         return []
-    source = Source(url, policy, NodeCache.of(policy), None, base_files.PICKLES)
-    return source.names()
+    cache = NodeCache.of(policy)
+    return Source(model.base, policy, cache, model.credentials, base_files.PICKLES).names()

@@ -7,7 +7,6 @@ The packages are imported when they are used, because that takes seconds. Tested
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,7 @@ TORCH_DTYPES = {
 
 
 def need(*packages: str) -> None:
-    """Raise ModelError if a package is missing on this node. Nothing is downloaded from a hub."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    """Raise ModelError if a package is missing on this machine."""
     for name in packages:
         try:
             importlib.import_module(name)
@@ -38,7 +36,7 @@ def need(*packages: str) -> None:
             if error.name != name:
                 raise
             raise ModelError(
-                f"fine_tuning requires the package {name} on the nodes: pip install 'dray[tuning]'"
+                f"models of fine_tuning require the package {name}: pip install 'dray[tuning]'"
             ) from error
 
 

@@ -19,7 +19,7 @@ from ray_workers.training.data.sampler import derive_seed
 
 
 @runtime_checkable
-class Pretrained(Protocol):
+class HasStoredValues(Protocol):
     """A model whose values are stored in files."""
 
     def read_values(self, device: torch.device, seed: int) -> None:
@@ -34,13 +34,13 @@ def materialise(model: nn.Module, device: torch.device, seed: int) -> None:
     Every module with its own parameters draws them in `reset_parameters`, which also fills buffers
     that are on the meta device. Other buffers already have values.
 
-    A user's own model already has values, so it is only moved to `device`. A `Pretrained` model
-    reads its own values.
+    A user's own model already has values, so it is only moved to `device`. A model that has stored
+    values reads them.
     """
     if not any(parameter.is_meta for parameter in model.parameters()):
         model.to(device)
         return
-    if isinstance(model, Pretrained):
+    if isinstance(model, HasStoredValues):
         model.read_values(device, seed)
         return
     empty(model, device)

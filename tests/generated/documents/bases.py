@@ -78,6 +78,7 @@ BASES: tuple[dict[str, Any], ...] = (
         "data": {"source": f"{WEB}/chats.jsonl"},
         "model": {
             "base": "s3://models/llama",
+            "credentials": "lab",
             "adapter": {
                 "kind": "lora",
                 "rank": 4,

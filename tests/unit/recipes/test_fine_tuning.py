@@ -322,4 +322,8 @@ def test_a_target_module_that_is_not_there_is_named(home: Path) -> None:
 
 def test_a_missing_package_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fine_tuning, "PACKAGES", ("transformers", "no_such_package"))
-    assert "requires the package no_such_package on the nodes" in refused(home)
+    assert "require the package no_such_package" in refused(home)
+    (home / "dray.json").write_text('{"recipe": "fine_tuning"}')
+    with pytest.raises(ImportError, match="require the package no_such_package"):
+        dray.load(home)
+    (home / "dray.json").unlink()

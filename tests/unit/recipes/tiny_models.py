@@ -163,3 +163,12 @@ def document(base: Path, examples: Path, **fields: Any) -> dict[str, Any]:
         both = isinstance(value, dict) and isinstance(made.get(name), dict)
         made[name] = {**made[name], **value} if both else value
     return made
+
+
+def with_tiny_base(given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a document with a tiny base and a few examples, which are written to `folder`, in
+    place of the sources that it names."""
+    base = make_base(folder / "base", max_position_embeddings=1024)
+    source = write_lines(folder / "examples.jsonl", conversations(40)).as_uri()
+    model, data = {**given["model"], "base": base.as_uri()}, {**given["data"], "source": source}
+    return {**given, "model": model, "data": data}
