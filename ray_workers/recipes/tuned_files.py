@@ -110,7 +110,9 @@ def _card(
     """Return the model card, in the format of Hugging Face's hub."""
     measured = "\n".join(f"| `{key}` | {value:.6g} |" for key, value in sorted(metrics.items()))
     written = json.dumps(document.without_defaults(), indent=1)
-    kind = "all weights" if options.adapter is None else f"a LoRA of rank {options.adapter.rank}"
+    kind, adapter = "all weights", options.adapter
+    if adapter is not None:
+        kind = f"an adapter ({adapter.kind} of rank {adapter.rank})"
     return f"""---
 library_name: transformers
 base_model: {json.dumps(options.base)}

@@ -101,7 +101,8 @@ class _Builder:
     """Writes the arrays of all examples."""
 
     def __init__(self, shop: Workshop, options: spec.Sft, encode: Encode) -> None:
-        self._shop, self._options, self._encode = shop, options, encode
+        self._options = options
+        self._shop, self._encode = shop, encode
         types = {"ids": np.uint32, "counts": np.bool_, "ends": np.int64, "digests": np.int64}
         self._arrays = {
             name: ArrayWriter(shop.output, name, (), dtype, shop.budget)
