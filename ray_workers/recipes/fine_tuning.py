@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from dray import spec
-from ray_workers.datasets.core.errors import printable
+from ray_workers.datasets.core.errors import printable, shortened
 from ray_workers.datasets.formats.base_models import BaseModel, open_base
 from ray_workers.datasets.formats.examples import Examples, open_examples
 from ray_workers.recipes import measures, results, splits, tuned_files
 from ray_workers.recipes.chat_encoding import ExampleEncoder
 from ray_workers.recipes.models import compat_transformers, pretrained
 from ray_workers.shared.node_needs import DataPolicy
-from ray_workers.training.core.errors import ModelError
+from ray_workers.training.core.errors import DataError, ModelError
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.device_dataset import Rows, Samples
 
@@ -44,11 +44,17 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
     compat_transformers.need(*PACKAGES, *(["peft"] if options.adapter else []))
     base = open_base(options, policy, method.max_length)
     with _small_files(base) as folder:
-        model = pretrained.build(base, folder, options.adapter)
+        model = pretrained.build(base, folder, options.adapter, packs=method.packing)
         tokenizer = compat_transformers.load_tokenizer(folder, base.location)
         how = _encoding(base, method)
     encoder = ExampleEncoder(tokenizer, method)
     examples = open_examples(document.data, policy, method, encoder.encode, how)
+    if (largest := int(examples.ids.max())) >= (size := model.vocabulary_size):
+        token = shortened(tokenizer.convert_ids_to_tokens(largest))
+        raise DataError(
+            f"the tokenizer of {base.location} has the token {token} with the id {largest:,}, but "
+            f"the model has only {size:,} tokens: resize the model's embedding"
+        )
     if examples.num_training is None:
         fraction, seed = document.data.validation_fraction, document.train.seed
         training, validation = splits.at_random(len(examples), fraction, seed)

@@ -7,6 +7,7 @@ The packages are imported when they are used, because that takes seconds. Tested
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ TORCH_DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+"""The types of layers in which a mask separates the examples of a row."""
 
 
 def need(*packages: str) -> None:
@@ -79,6 +82,21 @@ def empty_model(base: BaseModel, folder: Path) -> Any:
             model = create(config, dtype=torch.get_default_dtype(), trust_remote_code=False)
         model.tie_weights()  # the context has created each parameter anew
     return model
+
+
+def refuse_unfit_layers(lm: Any, location: str, *, packs: bool) -> None:
+    """Raise DataError if the model takes no positions, or if it has layers in which tokens would
+    see other examples of their row. packs: whether a row can have several examples."""
+    kind = type(lm).__name__
+    if "position_ids" not in inspect.signature(lm.forward).parameters:
+        raise broken(location, f"is of a {kind}, which takes no positions; it is not supported yet")
+    layers = set(getattr(lm.config, "layer_types", None) or ())
+    if packs and (lm._is_stateful or layers - ATTENTION):
+        raise broken(
+            location,
+            f"is of a {kind}, which has other layers than attention, and they would mix the "
+            "examples of a row: set method.packing to false",
+        )
 
 
 def add_adapter(lm: nn.Module, adapter: spec.Lora) -> None:

@@ -63,6 +63,12 @@ class PretrainedModel(nn.Module):
         return cast(Tensor, found.logits)
 
     @property
+    def vocabulary_size(self) -> int:
+        """Number of rows of the embedding."""
+        embedding: Any = self.lm.get_input_embeddings()  # type: ignore[operator]
+        return int(embedding.weight.shape[0])
+
+    @property
     def stored(self) -> Mapping[str, Stored]:
         """Where the value of each parameter of the base is stored."""
         return self._stored
@@ -127,11 +133,14 @@ class PretrainedModel(nn.Module):
         return {name for name, one in self.lm.named_parameters() if one.requires_grad}
 
 
-def build(base: BaseModel, folder: Path, adapter: spec.Lora | None) -> PretrainedModel:
+def build(
+    base: BaseModel, folder: Path, adapter: spec.Lora | None, *, packs: bool
+) -> PretrainedModel:
     """Create the model on the meta device; its buffers are on the CPU. folder: contains
     the base's `config.json`. Raises ModelError if an adapter does not fit, and DataError if the
     architecture is unknown or weights are missing."""
     lm = compat_transformers.empty_model(base, folder)
+    compat_transformers.refuse_unfit_layers(lm, f"{base.location}/config.json", packs=packs)
     stored = _stored(base, lm)
     if adapter is None:
         return PretrainedModel(lm.train(), base, stored)

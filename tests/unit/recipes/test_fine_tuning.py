@@ -312,6 +312,31 @@ def test_weights_that_are_damaged_or_of_another_type_are_refused(tmp_path: Path)
     assert "is not a safetensors file" in refused(tmp_path)
 
 
+def test_layers_that_would_mix_examples_are_refused(own: Path) -> None:
+    """Before any weights are read, so there is no need for weights that fit."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 320}
+    path = own / "base" / "config.json"
+    layers = {"layer_types": ["conv"], "intermediate_size": 16, "num_attention_heads": 2}
+    lfm = {"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", **sizes, **layers}
+    path.write_text(json.dumps({**lfm, "num_key_value_heads": 2}))
+    assert "set method.packing to false" in refused(own, method={"packing": True})
+    assert "lacks the weights" in refused(own)
+    bloom = {"architectures": ["BloomForCausalLM"], "model_type": "bloom", **sizes, "n_head": 2}
+    path.write_text(json.dumps(bloom))
+    assert "takes no positions" in refused(own)
+
+
+def test_a_token_without_an_embedding_is_named(own: Path) -> None:
+    path = own / "base" / "tokenizer.json"
+    kept = json.loads(path.read_text())
+    number = 5000
+    kept["added_tokens"].append({**kept["added_tokens"][0], "id": number, "content": "<new>"})
+    kept["model"]["vocab"]["<new>"] = number
+    path.write_text(json.dumps(kept))
+    tiny.write_lines(own / "data.jsonl", [{"text": "the <new> cat"}, *tiny.texts(9)])
+    assert "has the token '<new>' with the id 5,000, but the model has only 3" in refused(own)
+
+
 def test_a_target_module_that_is_not_there_is_named(home: Path) -> None:
     def message(*targets: str) -> str:
         return refused(home, model={"adapter": {**LORA, "target_modules": list(targets)}})
