@@ -76,6 +76,7 @@ BENCHMARKS = {
     "open_pages": "browsing.open_pages",
     "checkpoint_stall": "checkpoint_stall.measure",
     "recovery": "recovery.measure",
+    "spares": "recovery.spares",
     "goodput": "goodput.measure",
     "equality": "equality.measure",
     "replica_checks": "replica_checks.measure",

@@ -56,6 +56,8 @@ JOB: Mapping[str, Any] = {
     "scheduled_at": "2026-11-21T09:45:00+01:00",
     "attempt": 1,
     "world_size": 2,
+    "spares": 0,
+    "spares_ready": 0,
     "position": None,
     "progress": {
         "step": 12,
@@ -78,6 +80,7 @@ JOB: Mapping[str, Any] = {
             "checkpointing": 0.2,
             "idle": 0.4,
             "unreported": 0.0,
+            "spare": 0.0,
         },
         "total": 44.0,
         "useful_share": 0.9364,

@@ -34,6 +34,8 @@ RESTART_TIMEOUT_S = 60.0
 """Timeout for torchrun, which sometimes restarts into a rendezvous that never completes."""
 OBSERVE_S = 0.005
 """Pause between two observations of the ranks' progress, for dray and the peers."""
+SPARES_LOOK_S = 0.2
+"""Pause between two requests for the number of ready spares."""
 WORKED_ON_S = 0.3
 """Seconds for which torchft's replacement trains before the turn ends."""
 T = TypeVar("T")
@@ -58,9 +60,23 @@ class Dray:
         """Kill a rank of a user's script that has called `train.prepare`."""
         return self._killed(work.script_job(self._client.upload_code(self._code).id))
 
-    def _killed(self, document: dict[str, Any]) -> Recovery:
+    def killed_with_spares(
+        self, document: dict[str, Any], num_spares: int, *, at_step: int
+    ) -> Recovery:
+        """Kill a rank externally once this number of spares is ready."""
+        return self._killed(document, num_spares=num_spares, at_step=at_step)
+
+    def _killed(
+        self, document: dict[str, Any], *, num_spares: int = 0, at_step: int = work.KILL_AT_STEP
+    ) -> Recovery:
         job = self._client.submit(document)
         seen, job_pages = SeenCommits(), JobPages(job.id)
+        if num_spares:
+            _await(
+                lambda: self._client.get(job.id).spares_ready >= num_spares,
+                "the spares to be ready",
+                pause_s=SPARES_LOOK_S,
+            )
 
         def victim() -> int | None:
             observations = job_pages.observe()
@@ -68,7 +84,7 @@ class Dray:
             observation = newest(observations, work.KILLED_RANK)
             return (
                 observation.status.pid
-                if observation and observation.status.step >= work.KILL_AT_STEP
+                if observation and observation.status.step >= at_step
                 else None
             )
 
@@ -107,10 +123,10 @@ class Dray:
 
 
 @contextlib.contextmanager
-def dray(home: Path) -> Iterator[Dray]:
+def dray(home: Path, num_slots: int = work.NUM_RANKS) -> Iterator[Dray]:
     code = home / "code"
     code.mkdir()
-    with service(home, num_slots=work.NUM_RANKS) as client:
+    with service(home, num_slots=num_slots) as client:
         yield Dray(client, code)
 
 
@@ -254,12 +270,12 @@ def _whole_since(folder: Path, killed_at: float, for_s: float) -> bool:
     return whole_s is not None and time.time() - killed_at - whole_s > for_s
 
 
-def _await(probe: Callable[[], T | None], what: str) -> T:
+def _await(probe: Callable[[], T | None], what: str, pause_s: float = OBSERVE_S) -> T:
     """Wait for a result of `probe` and return it. Raises BenchmarkError after a timeout."""
     deadline = time.monotonic() + TURN_TIMEOUT_S
     while time.monotonic() < deadline:
         found = probe()
         if found:
             return found
-        time.sleep(OBSERVE_S)
+        time.sleep(pause_s)
     raise BenchmarkError(f"timed out after {TURN_TIMEOUT_S:g} s, waiting for {what}")

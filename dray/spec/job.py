@@ -194,6 +194,21 @@ class JobSpec(Document):
         return options.client_metrics if is_simulated else options.metrics
 
     @property
+    def changes_size(self) -> bool:
+        """Whether the number of ranks can change while the job runs."""
+        return self.elastic is not None and self.elastic.min_workers is not None
+
+    @property
+    def num_spares(self) -> int:
+        """Number of workers in addition to the ranks, which take the places of lost ranks."""
+        return 0 if self.elastic is None else self.elastic.spares
+
+    @property
+    def num_slots(self) -> int:
+        """Number of slots of a complete group, including its spares."""
+        return self.resources.num_workers + self.num_spares
+
+    @property
     def is_exact(self) -> bool:
         return self.elastic is not None and self.elastic.exact
 

@@ -68,15 +68,23 @@ class RoleRanks(NamedTuple):
 
 
 class Elastic(Document):
-    """Allows the group to be smaller than `resources.num_workers`: it starts on the slots that are
-    free, continues without lost workers, and grows again when slots become free. The batch size and
-    the order of the samples do not change. Supported for recipes on CPU, for recipes on GPUs whose
-    groups recover in place, and for scripts on CPU that call `train.prepare`."""
+    """Allows the number of slots to change while the job runs, by `min_workers`, `spares` or both.
 
-    min_workers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)]
+    With `min_workers`, the group can be smaller than `resources.num_workers`: it starts on the
+    slots that are free, continues without lost workers, and grows again when slots become free. The
+    batch size and the order of the samples do not change. `min_workers` is supported for recipes on
+    CPU, for recipes on GPUs whose groups recover in place, and for scripts on CPU that call
+    `train.prepare`."""
+
+    min_workers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)] | None = None
     """Minimum number of workers to start or continue with. Must not exceed
     `resources.num_workers`. If the workers divide a model (`parallel`), the group's size is always
-    a multiple of the number of workers that hold one replica, and so must this number be."""
+    a multiple of the number of workers that hold one replica, and so must this number be. If unset,
+    the group always has `resources.num_workers` workers."""
+    spares: Annotated[Int, Field(ge=0, le=MAX_WORKERS)] = 0
+    """Number of additional workers that hold a slot each and take the place of a lost worker. A
+    spare has loaded the code and the data and has built the model, but does not train. Supported
+    for jobs whose lost workers are replaced while the other workers keep their state."""
     exact: StrictBool = False
     """Whether the weights are bitwise identical for every size of the group, at some cost in speed.
     If true, gradients are always computed in `resources.num_workers` shares and added in a fixed
@@ -84,4 +92,5 @@ class Elastic(Document):
     by_speed: StrictBool = True
     """Whether the size of a recipe's group depends on its reported step times. If true, the job
     gives up slots or pauses when other elastic jobs would gain more from its slots. If false, the
-    job acquires and gives up slots by the same rules as jobs that are not elastic."""
+    job acquires and gives up slots by the same rules as jobs that are not elastic. Has no effect
+    without `min_workers`, or with `spares`."""

@@ -62,6 +62,8 @@ class SlotSeconds(View):
     """Time that belongs to none of the other classes."""
     unreported: float = 0.0
     """Time that dray can't classify, because the script has reported no steps."""
+    spare: float = 0.0
+    """Time for which spares were ready to take the place of a lost worker."""
 
 
 class Goodput(View):
@@ -125,7 +127,11 @@ class Job(View):
     """Number of the latest attempt; 0 before the first attempt."""
     world_size: int
     """Number of workers that the job has or last had. While the job waits, this is the requested
-    number of workers."""
+    number of workers. Spares are not included."""
+    spares: int = 0
+    """Number of requested spares (`elastic.spares`)."""
+    spares_ready: int = 0
+    """Number of spares that can take the place of a lost worker now."""
     position: int | None = None
     """Position in the queue as of the scheduler's last round, starting at 1; set only while the job
     waits."""

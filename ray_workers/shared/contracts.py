@@ -145,8 +145,21 @@ class AttemptSpec(RankSpec):
     the worker of slice n + 1, and the worker of slice 0 is the aggregator."""
 
     @property
-    def world_size(self) -> int:
+    def num_slots(self) -> int:
         return sum(part.num_workers for part in self.slices)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks with which the attempt starts. The workers in all other slots are
+        spares."""
+        most = self.traits.most_ranks
+        return self.num_slots if most is None else min(self.num_slots, most)
+
+    @property
+    def slices_of_ranks(self) -> tuple[Slice, ...]:
+        """The slices with which the ranks start. The slices of spares are last, and each has one
+        slot."""
+        return self.slices[: len(self.slices) - (self.num_slots - self.world_size)]
 
     def bundle_of(self, rank: int) -> Mapping[str, float]:
         """Return the Ray resources of a rank in the attempt's initial group."""
@@ -263,6 +276,7 @@ class FrameKind(StrEnum):
     REGROUPING = "regrouping"
     REGROUPED = "regrouped"
     RESIZED = "resized"
+    SPARES = "spares"
     HANG = "hang"
     DRILL = "drill"
     WAITING = "waiting"
@@ -354,8 +368,8 @@ class PollReply:
 AWAITING = -1
 """The generation of a process that is not assigned to a group until it is ready to join one."""
 NOT_PREPARED = (
-    "elastic requires a script that calls dray.train.prepare(), which redistributes the "
-    "batches: call it, or remove elastic"
+    "elastic requires a script that calls dray.train.prepare(), through which ranks join the "
+    "group: call it, or remove elastic"
 )
 
 
@@ -420,7 +434,7 @@ class RankTask(ProcessSpec, RankSpec):
             **{field.name: getattr(attempt, field.name) for field in fields(RankSpec)},
             **vars(process),
             world_size=attempt.world_size,
-            num_nodes=len({part.node_id for part in attempt.slices}),
+            num_nodes=len({part.node_id for part in attempt.slices_of_ranks}),
             checkpoint_url=f"{base}/checkpoints",
             artifact_url=f"{base}/artifacts",
             folder_url=folder_url(attempt.storage_url, attempt.job_id),

@@ -387,6 +387,16 @@ class ResizedReport(Report):
 
 
 @dataclass(frozen=True)
+class SparesReport(Report):
+    """A change of the spares of a group."""
+
+    KIND = FrameKind.SPARES
+    ready: Workers
+    """Number of spares that can take the rank of a lost worker."""
+    message: Message
+
+
+@dataclass(frozen=True)
 class RankWhereabouts:
     """The position of one rank when the group hung."""
 

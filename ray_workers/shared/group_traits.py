@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dray.spec import JobSpec
-from dray.spec.checks.recovery import why_not_on_gpus
 from ray_workers.shared.mesh_shape import MeshShape
 
 
@@ -57,19 +55,12 @@ class GroupTraits:
     """The role of each rank, as returned by `dray.ranks.role_names`."""
     has_peer_ports: bool
     """Whether each rank reserves a port before any process is started (`ProcessSpec.peers`)."""
+    most_ranks: int | None
+    """Number of ranks of a complete group if the job has spares, which are the workers in further
+    slots; None if it has none."""
     hang_limit_s: float | None
     """Number of seconds without progress after which a script counts as hung; None if its document
     does not set a limit."""
     mesh: MeshShape
     """How a replica of the model is divided among ranks. The number of ranks that train is a
     multiple of `mesh.num_parts`."""
-
-
-def recovers_on_gpus(document: JobSpec) -> bool:
-    """Whether a group of several ranks on GPUs recovers in place. A script must also call
-    `train.prepare`."""
-    if document.script is not None:
-        return not document.is_divided
-    has_copies = document.num_replicas > 1 or document.keeps_state_in_memory
-    is_alike = has_copies and not document.takes_local_steps
-    return is_alike and why_not_on_gpus(document) is None

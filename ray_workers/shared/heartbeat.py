@@ -50,7 +50,8 @@ class RankPhase(IntEnum):
     EVALUATE = 5
     SAVE = 6
     STANDBY = 7
-    """The group is broken, and the rank waits for an assignment to the next group."""
+    """The rank waits for an assignment to the next group, because its group is broken, or because
+    it is new or a spare."""
     FINISH = 8
     FORMING = 9
     """All ranks have met and are connecting to each other. If there is no rendezvous, this phase is
@@ -74,6 +75,8 @@ class TimeCategory(StrEnum):
     """Held but not used: the attempt is stopping, or the use is unknown."""
     UNREPORTED = "unreported"
     """Time used by a script that has not reported a step yet; might be useful."""
+    SPARE = "spare"
+    """Time for which a spare was ready to take the place of another rank."""
 
 
 TIME_CATEGORIES = tuple(TimeCategory)
@@ -93,9 +96,9 @@ class _Word(IntEnum):
     LEAVE = 8
     PID = 9
     USE = 10
-    USES = 11  # and the next seven
-    PREPARED = 19
-    UNVERIFIED = 20
+    USES = 11  # and the next eight
+    PREPARED = 20
+    UNVERIFIED = 21
 
 
 @dataclass(frozen=True)

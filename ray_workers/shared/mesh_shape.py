@@ -9,9 +9,10 @@ pipeline therefore change too, even if each worker keeps its part.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from dray.spec import Parallel
+if TYPE_CHECKING:
+    from dray.spec import Parallel
 
 
 class MeshPosition(NamedTuple):

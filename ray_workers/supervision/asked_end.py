@@ -7,7 +7,8 @@ import asyncio
 from collections.abc import Sequence
 
 from ray_workers.shared.contracts import LEFT_EXIT_CODE, Cause, Outcome
-from ray_workers.supervision.worker_group import Member, WorkerGroup
+from ray_workers.supervision.member import Member
+from ray_workers.supervision.worker_group import WorkerGroup
 
 
 class AskedEnd:

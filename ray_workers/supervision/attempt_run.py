@@ -51,6 +51,7 @@ from ray_workers.supervision.rules.slot_time import SlotTimeLedger
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.script_folders import ScriptFolders
 from ray_workers.supervision.slots import SlotsUnavailable
+from ray_workers.supervision.spares import Spares
 from ray_workers.supervision.system_metrics import SystemMetricsReporter
 from ray_workers.supervision.worker_group import WorkerGroup
 
@@ -91,7 +92,9 @@ class AttemptRun:
         starts = Preparation(self._group, self._nodes, self._prepare, speed, timings)
         recovery = RecoveryController(*parts, self._book_slots, starts, speed, timings)
         self._resizing = Resizing(spec, self._group, self._nodes, recovery, starts, timings)
-        self._monitor = GroupMonitor(*parts, self._drills, recovery, self._resizing, speed, timings)
+        spares = Spares(*parts, recovery, starts, speed, timings)
+        changes = (recovery, self._resizing, spares)
+        self._monitor = GroupMonitor(*parts, self._drills, *changes, speed, timings)
         self._ledger = SlotTimeLedger()
         self._was_commanded = False
         self._task = asyncio.ensure_future(self._run())

@@ -22,6 +22,7 @@ from ray_workers.shared.heartbeat import RankObservation, TimeCategory
 from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.supervision.asked_end import AskedEnd
 from ray_workers.supervision.fault_injection import FaultInjector
+from ray_workers.supervision.member import Member
 from ray_workers.supervision.node_clients import NodeClients
 from ray_workers.supervision.recovery import RecoveryController
 from ray_workers.supervision.reporter import Reporter
@@ -45,8 +46,9 @@ from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.running_time import RunningTime
 from ray_workers.supervision.script_hang_watch import ScriptHangWatch
 from ray_workers.supervision.silence_watch import SilenceWatch
+from ray_workers.supervision.spares import Spares
 from ray_workers.supervision.standalone_ranks import StandaloneRanks
-from ray_workers.supervision.worker_group import Member, WorkerGroup
+from ray_workers.supervision.worker_group import WorkerGroup
 
 
 class GroupMonitor:
@@ -61,6 +63,7 @@ class GroupMonitor:
         drills: FaultInjector,
         recovery: RecoveryController,
         resizing: Resizing,
+        spares: Spares,
         speed: MachineSpeed,
         timings: Timings,
     ) -> None:
@@ -71,6 +74,7 @@ class GroupMonitor:
         self._drills = drills
         self._recovery = recovery
         self._resizing = resizing
+        self._spares = spares
         self._standalone_ranks = StandaloneRanks(spec, group, reporter, speed, timings)
         self._speed = speed
         self._timings = timings
@@ -81,7 +85,9 @@ class GroupMonitor:
             is_expected_to_stand=self._is_expected_to_stand,
         )
         self._silence = SilenceWatch(spec, group, speed, timings)
-        self._policy = GroupPolicy(timings, spec.traits, is_elastic=spec.min_workers is not None)
+        self._is_elastic = spec.min_workers is not None or spec.traits.most_ranks is not None
+        """Whether processes join the group later. A script must then call `train.prepare`."""
+        self._policy = GroupPolicy(timings, spec.traits, is_elastic=self._is_elastic)
         self.asked = AskedEnd(group, is_script=spec.traits.is_script)
         self._memory = GroupMemory()
         self._hung: set[int] = set()
@@ -336,9 +342,8 @@ class GroupMonitor:
     def _may_only_be_stopped(self) -> bool:
         """Whether suspended processes are the only problem that the monitor can detect. True for a
         script that has not called `train.prepare` and is not required to call it."""
-        is_elastic = self._spec.min_workers is not None
         prepared = any(one.status.is_prepared for one in self._observations)
-        return self._traits.is_script and not is_elastic and not prepared
+        return self._traits.is_script and not self._is_elastic and not prepared
 
     # Decisions and actions.
 
@@ -349,6 +354,7 @@ class GroupMonitor:
 
     async def _decide(self) -> Outcome | None:
         await self.observe()
+        self._spares.look(self._observations)
         seen = self._seen()
         actions, self._memory = self._policy.decide(seen, self._memory, self._speed.time())
         for action in actions:

@@ -14,11 +14,12 @@ from ray_workers.node.forkserver.client import ForkFailed
 from ray_workers.shared.contracts import Slice
 from ray_workers.shared.heartbeat import RankPhase
 from ray_workers.shared.processes.machine_speed import MachineSpeed
+from ray_workers.supervision.member import Member
 from ray_workers.supervision.node_clients import NodeClients
 from ray_workers.supervision.rules.recovery_rules import MOST_STARTS
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.slots import SlotsUnavailable
-from ray_workers.supervision.worker_group import Member, WorkerGroup
+from ray_workers.supervision.worker_group import WorkerGroup
 
 NOT_STARTED = (ForkFailed, RayActorError, SlotsUnavailable, TimeoutError)
 """Errors that are raised if a process can't be started."""
@@ -64,7 +65,7 @@ class Preparation:
 
     async def _restart_once(self, members: Sequence[Member], round_number: int) -> Set[str]:
         # If a process is still running, treat it as vanished: it did not become ready in time.
-        vanished = any(m.is_running or m.end.exit_code is None for m in members)
+        vanished = any(m.is_running or m.has_vanished for m in members)
         starting = asyncio.ensure_future(self._group.replace(members, round_number))
         try:
             while not starting.done():

@@ -21,10 +21,11 @@ from ray_workers.shared.frames import LossKind, RegroupedReport, ResizedReport
 from ray_workers.shared.heartbeat import RankStatus
 from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.supervision.group_positions import GroupPositions
+from ray_workers.supervision.member import Member
 from ray_workers.supervision.node_clients import NodeClients
 from ray_workers.supervision.preparation import NOT_STARTED, Preparation
 from ray_workers.supervision.reporter import Reporter
-from ray_workers.supervision.rules import recovery_rules
+from ray_workers.supervision.rules import recovery_rules, spare_rules
 from ray_workers.supervision.rules.failure_attribution import RankExit, errors_of
 from ray_workers.supervision.rules.membership import (
     GroupRoster,
@@ -34,8 +35,9 @@ from ray_workers.supervision.rules.membership import (
     next_round,
 )
 from ray_workers.supervision.rules.recovery_rules import RecoveryState
+from ray_workers.supervision.rules.spare_rules import counted
 from ray_workers.supervision.rules.timings import Timings
-from ray_workers.supervision.worker_group import Member, WorkerGroup
+from ray_workers.supervision.worker_group import WorkerGroup
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,8 @@ class RecoveryController:
         self._rejoining: list[Member] = []
         """Lost members whose processes are being replaced while the other members train."""
         self.positions = GroupPositions(spec)
+        self._responding: set[int] = set()
+        """Indices of the spares that responded when the current change of the group began."""
         self._asks_until = 0.0
         """Time until which replacements for slots on lost nodes are requested, on the clock of
         `MachineSpeed.time`."""
@@ -166,10 +170,15 @@ class RecoveryController:
         observations = await self._nodes.observations()
         furthest_step = max((one.status.step for one in observations), default=0)
         self.state = self.state.begin([end.rank for end in lost], began_at, furthest_step)
+        limit_s = self._speed.stretched(self._timings.spare_limit_s)
+        self._responding = {
+            one.rank for one in observations if spare_rules.is_responding(one, limit_s)
+        }
         if kind is not None:
             why_slow = self._speed.why()
+            spares = min(len(lost), sum(map(self._may_take_over, self._group.spares)))
             report = recovery_rules.loss_report(
-                lost, kind, self.state.round, self._traits, why_slow, errors
+                *(lost, kind, self.state.round, self._traits, why_slow, errors), num_spares=spares
             )
             self._reporter.report(report)
 
@@ -221,7 +230,9 @@ class RecoveryController:
             found = next_round(self._roster(change), self._traits)
             if isinstance(found, str):
                 return found, is_smaller
-            if change.dead_nodes:
+            if found.takeovers:
+                self._take_over(found.takeovers)
+            elif change.dead_nodes:
                 is_smaller |= bool(await self._lose(change.dead_nodes))
                 change = replace(change, dead_nodes=frozenset())
             elif found.restarted:
@@ -229,7 +240,7 @@ class RecoveryController:
                 if dead := await self._preparation.restart(members, self.state.round):
                     change = replace(change, dead_nodes=dead)
                 else:
-                    change = replace(change, lost=())
+                    change = replace(change, lost=[m for m in change.lost if m not in members])
             else:
                 return found, is_smaller
 
@@ -238,7 +249,7 @@ class RecoveryController:
             Worker(
                 *(member.index, member.rank, member.node_id, self._state_of(member, change)),
                 position=self.positions.of(member),
-                since=member.incarnation,
+                since=self.positions.since(member),
             )
             for member in self._group.members
         ]
@@ -247,13 +258,27 @@ class RecoveryController:
 
     def _state_of(self, member: Member, change: GroupChange) -> WorkerState:
         is_idle = member.index in self.positions.idle and member.is_running
-        if member in change.lost:
+        if member in change.lost and not member.is_spare:
             return WorkerState.LOST
+        if self._may_take_over(member):
+            return WorkerState.SPARE
         if not (member.is_placed or is_idle or member in change.ready):
             return WorkerState.STARTING
         if not member.is_running:
             return WorkerState.ENDED
         return WorkerState.ACTIVE if member.is_placed else WorkerState.READY
+
+    def _may_take_over(self, member: Member) -> bool:
+        """Whether the member is a spare that can get a rank now."""
+        is_waiting = member.is_spare and member.is_ready and member.is_running
+        return is_waiting and member.index in self._responding
+
+    def _take_over(self, takeovers: Sequence[tuple[int, int]]) -> None:
+        """Give each spare the rank of the other worker, which becomes a spare."""
+        for spare, lost in (self._members(pair) for pair in takeovers):
+            spare.rank, spare.is_placed, spare.is_spare = lost.rank, True, False
+            lost.is_placed, lost.is_spare, lost.is_ready = False, True, False
+        self.workers_added.set()
 
     def _members(self, indices: Sequence[int]) -> list[Member]:
         by_index = {member.index: member for member in self._group.members}
@@ -375,6 +400,11 @@ class RecoveryController:
             await self.begin(ends, time.time(), LossKind.LOST)
             await self.form(GroupChange())
 
+    async def lose_spares(self, dead: Set[str]) -> None:
+        """Release the slots on dead nodes, on which a spare could not be started."""
+        async with self.one_at_a_time:
+            await self._go_on_without_nodes(dead)
+
     def do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run `work` as a task while the group trains. The task is cancelled when the attempt
         ends."""
@@ -403,7 +433,9 @@ class RecoveryController:
         self.on_resize()
         num = len(self._group.running)
         lacking = self._num_lacking
-        message = f"{what}: {num} worker{'' if num == 1 else 's'}"
+        message = f"{what}: {counted(num, 'worker')}"
+        if num_spares := len(self._group.spares):
+            message += f" and {counted(num_spares, 'spare')}"
         if coming := sum(m in self._group.members and not m.is_placed for m in self._rejoining):
             message += f", and starts {coming} more"
         if idle := sum(member.index in self.positions.idle for member in self._group.members):
@@ -414,7 +446,7 @@ class RecoveryController:
         self._reporter.report(
             ResizedReport(
                 world_size=num,
-                slices=[slots.part for slots in self._group.slots if slots.is_held],
+                slices=[slots.part for slots in self._group.held],
                 lacking=lacking,
                 grants=self.settled_command,
                 message=message,

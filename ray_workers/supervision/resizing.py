@@ -9,12 +9,14 @@ from dataclasses import replace
 
 from ray_workers.shared.commands import Grant, Recall
 from ray_workers.shared.contracts import AttemptSpec
+from ray_workers.supervision.member import Member
 from ray_workers.supervision.node_clients import CodeUnavailable, CodeUnfetchable, NodeClients
 from ray_workers.supervision.preparation import NOT_STARTED, Preparation
 from ray_workers.supervision.recovery import GroupChange, RecoveryController
 from ray_workers.supervision.rules import recovery_rules
+from ray_workers.supervision.rules.spare_rules import counted
 from ray_workers.supervision.rules.timings import Timings
-from ray_workers.supervision.worker_group import Member, WorkerGroup
+from ray_workers.supervision.worker_group import WorkerGroup
 
 
 class Resizing:
@@ -30,6 +32,7 @@ class Resizing:
         timings: Timings,
     ) -> None:
         self._traits = spec.traits
+        self._is_fixed = spec.min_workers is None
         self._group = group
         self._nodes = nodes
         self._recovery = recovery
@@ -68,12 +71,30 @@ class Resizing:
             return
         async with self._recovery.one_at_a_time:
             self._change_batch(grant)
-            grows = (
-                f"grows by {len(newcomers)}"
-                if newcomers
-                else "continues with a different batch size"
-            )
-            await self._recovery.resize(GroupChange(ready=newcomers, how=grows))
+            ranks, spares = self._ranks_and_spares(newcomers)
+            for member in newcomers + ranks:
+                member.is_spare = member in spares
+            if spares and not ranks:
+                self._recovery.report_size(f"adds {counted(len(spares), 'spare')}")
+                return
+            grows = f"grows by {len(ranks)}" if ranks else "continues with a different batch size"
+            await self._recovery.resize(GroupChange(ready=ranks, how=grows))
+
+    def _ranks_and_spares(self, newcomers: list[Member]) -> tuple[list[Member], list[Member]]:
+        """Return the members that get a rank, and the newcomers that become spares. The group gets
+        its ranks first, and its spares from the remaining slots. Spares only get ranks if the
+        newcomers do not suffice for another replica of a divided model."""
+        most, num_parts = self._traits.most_ranks, self._traits.mesh.num_parts
+        if most is None:
+            return newcomers, []
+        present = [m for m in self._group.members if not m.is_spare and m not in newcomers]
+        num_ranks = max(0, most - len(present))
+        ranks, spares = newcomers[:num_ranks], newcomers[num_ranks:]
+        ready = [member for member in self._group.spares if member.is_ready and member.is_running]
+        num_missing = -(len(present) + len(ranks)) % num_parts
+        if ranks and num_missing <= len(ready):
+            ranks += ready[:num_missing]
+        return ranks, spares
 
     async def _start_newcomers(self, grant: Grant) -> list[Member]:
         """Add members in the slots of the grant, and wait until the members are ready. If this
@@ -101,30 +122,40 @@ class Resizing:
         """Form a round without the workers in these slots, and end these workers. The other workers
         leave the current round between two steps, and need nothing from these workers."""
         async with self._recovery.one_at_a_time:
-            held = [slots for slots in self._group.slots if slots.is_held and not slots.is_going]
+            held = [slots for slots in self._group.held if not slots.is_going]
             parts, least = [slots.part for slots in held], self._recovery.least
             going = [held[at] for at in recovery_rules.recalled(parts, recall.slices, least)]
             positions = self._recovery.positions
             while going and not positions.are_complete_without(going, self._group.members):
                 going.pop()
+            members = [member for member in self._group.members if member.slots in going]
+            are_spares = all(member.is_spare for member in members)
             is_regrouping = self._recovery.state.regrouping is not None
-            may_go = going and not is_regrouping and await self._goes_on_without()
+            may_go = going and not is_regrouping
+            may_go = may_go and (are_spares or await self._goes_on_without())
             self._recovery.settled_command = recall.number
             if not may_go:
                 self._recovery.report_size("keeps its slots and continues")
                 return
             self._change_batch(recall)
-            members = [member for member in self._group.members if member.slots in going]
+            num_before = len(self._group.placed)
             try:
-                await self._recovery.resize(GroupChange(leaving=members))
+                if are_spares:  # the group keeps its round
+                    await self._group.release_slots(going)
+                else:
+                    await self._recovery.resize(GroupChange(leaving=members))
             finally:
-                self._recovery.report_size(f"shrinks by {len(members)}")
+                num_ranks = num_before - len(self._group.placed)
+                gone = counted(len(members) - num_ranks, "spare") if are_spares else str(num_ranks)
+                self._recovery.report_size(f"shrinks by {gone}")
                 self._release_rest()
 
     async def _goes_on_without(self) -> bool:
         """Whether the group can form a round without some of its ranks."""
         if not self._traits.recovers_in_place or not await self._recovery.num_holders():
             return False
+        if self._is_fixed and self._traits.mesh.num_parts > 1:
+            return False  # the ranks do not agree after which step they leave
         if not self._traits.is_script:
             return True
         running = {(member.index, member.incarnation) for member in self._group.running}

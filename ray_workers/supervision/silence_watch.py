@@ -21,8 +21,9 @@ from ray_workers.shared.contracts import AttemptSpec, ProcessKind, SilentProcess
 from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.shared.processes.silence import Silence, SilenceLimits
 from ray_workers.supervision.local_rank import LocalRank
+from ray_workers.supervision.member import Member
 from ray_workers.supervision.rules.timings import Timings
-from ray_workers.supervision.worker_group import Member, WorkerGroup
+from ray_workers.supervision.worker_group import WorkerGroup
 
 STORE = "store"
 
@@ -66,7 +67,9 @@ class SilenceWatch:
         return tuple(SilentProcess(*key, since) for key, since in found.items())
 
     def _with_actors(self) -> list[Member]:
-        return [m for m in self._group.running if not isinstance(m.actor, LocalRank)]
+        spares = [member for member in self._group.spares if member.is_running]
+        watched = [*self._group.running, *spares]
+        return [member for member in watched if not isinstance(member.actor, LocalRank)]
 
     def _is_silent(self, name: Any) -> bool:
         return self._silence.seconds(name) > self._limits.report_s

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from ray_workers.shared.contracts import AttemptSpec
 from ray_workers.shared.frames import LossKind, RegroupedReport
 from ray_workers.shared.processes.machine_speed import MachineSpeed
+from ray_workers.supervision.member import Member
 from ray_workers.supervision.preparation import NOT_STARTED
 from ray_workers.supervision.reporter import Reporter
 from ray_workers.supervision.rules import recovery_rules
 from ray_workers.supervision.rules.recovery_rules import RESTARTS_WITHIN_S
 from ray_workers.supervision.rules.timings import Timings
-from ray_workers.supervision.worker_group import Member, WorkerGroup
+from ray_workers.supervision.worker_group import WorkerGroup
 
 
 class StandaloneRanks:

@@ -12,7 +12,6 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
 from typing import Any
 
 from ray.exceptions import RayActorError
@@ -37,48 +36,11 @@ from ray_workers.shared.names import rank_name
 from ray_workers.shared.peers import store_proxy
 from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.supervision.local_rank import LocalRank, end_all, is_local, kill
+from ray_workers.supervision.member import Member
 from ray_workers.supervision.rank_actor import RankActor, RankHost
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.slots import AttemptSlots, Slots
-
-
-@dataclass
-class Member:
-    """A worker: its slot, the actor that holds the slot, and the current process in it."""
-
-    index: int
-    """The worker's number for the entire attempt. Numbers are never reused."""
-    rank: int
-    """The worker's current number in the group. The ranks of a group have no gaps."""
-    local_rank: int
-    node_rank: int
-    slots: Slots
-    bundle: int
-    """Index of the worker's bundle in its placement group."""
-    local_world_size: int
-    actor: Any
-    """The rank's actor, or a LocalRank."""
-    incarnation: int = 0
-    """The rendezvous round for which the process was started."""
-    is_placed: bool = True
-    """Whether the worker has a rank in the group. A newcomer gets a rank when it is ready."""
-    exit: asyncio.Future[RankExit] | None = None
-    """Completes when the exit of the process is observed or the actor is lost."""
-
-    @property
-    def node_id(self) -> str:
-        return self.slots.part.node_id
-
-    @property
-    def is_running(self) -> bool:
-        return self.exit is not None and not self.exit.done()
-
-    @property
-    def end(self) -> RankExit:
-        """The exit of the worker's process, with the worker's current rank."""
-        assert self.exit is not None, "it never ran"
-        return replace(self.exit.result(), rank=self.rank)
 
 
 class WorkerGroup:
@@ -120,16 +82,20 @@ class WorkerGroup:
         await self._slots.acquire()
 
     async def start(self) -> None:
-        """Start the rendezvous store, the rank actors and the training processes."""
+        """Start the rendezvous store, the rank actors and the training processes. The processes of
+        spares are started later (`Spares`)."""
         store = asyncio.ensure_future(self._start_store())
         try:
-            self._create_members(self._slots_by_rank())
+            ranks, spares = self._slots_by_rank()
+            self._create_members(ranks)
+            for member in self._create_members(spares):
+                member.is_placed, member.is_spare = False, True
         finally:
             self._store_port, self._store_secret = await store
         if self._spec.traits.has_peer_ports:
             addresses = await asyncio.gather(*(m.actor.reserve_port.remote() for m in self.members))
             self._peers = tuple(addresses)
-        await asyncio.gather(*(self._start_process(member, 0) for member in self.members))
+        await asyncio.gather(*(self._start_process(member, 0) for member in self.placed))
 
     async def _start_store(self) -> tuple[int, bytes]:
         """Start the store, and return the port and the secret of its proxy."""
@@ -152,15 +118,19 @@ class WorkerGroup:
         except ValueError:
             raise ForkFailed(f"the rendezvous store did not start: {line.strip()}") from None
 
-    def _slots_by_rank(self) -> list[Slots]:
-        """Return the slots in rank order. The ranks on a node are consecutive, except for silos and
-        roles with their own resources, whose ranks follow the order of the slices."""
+    def _slots_by_rank(self) -> tuple[list[Slots], list[Slots]]:
+        """Return the slots in rank order, and the slots of the spares, which are last.
+        The ranks on a node are consecutive, except for silos and roles with their own resources,
+        whose ranks follow the order of the slices."""
+        num_spares = self._spec.num_slots - self._spec.world_size
+        at = len(self.slots) - num_spares
+        of_ranks, of_spares = self.slots[:at], self.slots[at:]
         if self._spec.traits.is_tied_to_nodes or self._spec.roles:
-            return self.slots
+            return of_ranks, of_spares
         by_node: dict[str, list[Slots]] = {}
-        for slots in self.slots:
+        for slots in of_ranks:
             by_node.setdefault(slots.part.node_id, []).append(slots)
-        return [slots for of_node in by_node.values() for slots in of_node]
+        return [slots for of_node in by_node.values() for slots in of_node], of_spares
 
     def _create_members(self, of_group: Sequence[Slots]) -> list[Member]:
         """Create a member for each slot. Local and node ranks are numbered within these slots."""
@@ -261,6 +231,19 @@ class WorkerGroup:
         return [member for member in self.placed if member.is_running]
 
     @property
+    def spares(self) -> list[Member]:
+        return [member for member in self.members if member.is_spare]
+
+    @property
+    def held(self) -> list[Slots]:
+        """The slots that the attempt keeps. Slots that only spares use are last, because they are
+        the first ones to be released."""
+        others = [member.slots for member in self.members if not member.is_spare]
+        of_spares = [m.slots for m in self.spares if m.slots not in others]
+        held = [slots for slots in self.slots if slots.is_held]
+        return sorted(held, key=lambda slots: slots in of_spares)
+
+    @property
     def num_slots(self) -> int:
         return sum(slots.part.num_workers for slots in self.slots)
 
@@ -282,7 +265,7 @@ class WorkerGroup:
             # An earlier process might have created files named after `round_number` without ever
             # joining that round.
             number = max(round_number, member.incarnation + 1)
-            if member.end.exit_code is None:
+            if member.has_vanished:
                 with contextlib.suppress(RayActorError):
                     kill(member.actor)
                 member.actor = self._create_actor(member.index, number, member.slots, member.bundle)
@@ -395,7 +378,8 @@ class WorkerGroup:
         grace_s = self._timings.stop_grace_s
         running = [member for member in self.members if member.is_running]
         for member in running:
-            member.actor.stop.remote(grace_s)  # not awaited: the actor might be killed first
+            # Not awaited, because the actor might be killed first. A spare has nothing to save.
+            member.actor.stop.remote(0.0 if member.is_spare else grace_s)
         if running:
             limit_s = grace_s + self._timings.kill_limit_s
             await asyncio.wait({m.exit for m in running if m.exit}, timeout=limit_s)

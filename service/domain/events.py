@@ -59,6 +59,7 @@ REMARKS: Final[Mapping[str, str]] = {
     "slot_quarantined": "A slot could not be cleaned up after the job, and is withheld from other "
     "jobs.",
     "slot_released": "A withheld slot has been cleaned up and is available again.",
+    "spares": "A spare of the group has become ready, was lost, or could not be started.",
     "stragglers": "Some ranks are slower than the other ranks.",
     "waiting": "The ranks have exited, but the attempt is still waiting, for example for the "
     "storage.",

@@ -326,7 +326,7 @@ class _Recorder:
             values={
                 "held_by": held_by,
                 "not_before": now + timedelta(seconds=decision.delay_s),
-                "world_size": job.num_workers,
+                "world_size": job.num_workers - job.num_spares,
             },
             data=_details(job, outcome)
             | {"delay_s": decision.delay_s, "charged_to": str(decision.budget)},

@@ -38,6 +38,8 @@ def noted(
     # The steps of a federated job are rounds, and each round has different clients.
     if not job.spec["elastic"].get("by_speed", True) or job.spec.get("federated"):
         return None
+    if job.num_spares:  # some of the slots don't make the steps faster
+        return None
     is_settled = attempt.granted is None and attempt.recalled is None and not attempt.lacking
     if not is_settled or attempt.phase != Phase.RUNNING:
         return None

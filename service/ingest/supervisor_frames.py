@@ -23,6 +23,7 @@ from ray_workers.shared.frames import (
     RegroupedReport,
     RegroupingReport,
     ResizedReport,
+    SparesReport,
     SystemMetricsReport,
     WaitingReport,
 )
@@ -47,6 +48,7 @@ KINDS = frozenset(
         FrameKind.REGROUPING,
         FrameKind.REGROUPED,
         FrameKind.RESIZED,
+        FrameKind.SPARES,
         FrameKind.HANG,
         FrameKind.DRILL,
         FrameKind.WAITING,
@@ -118,6 +120,9 @@ class SupervisorFrames:
                 self._take_regrouped(report)
             case ResizedReport() as report:
                 resize_frames.store_resized(session, job, self._attempt, report, at, now)
+            case SparesReport() as report:
+                self._job.spares_ready = report.ready
+                self._remark("spares", "spares", report.message, {"ready": report.ready})
             case HangReport() as report:
                 self._take_hang(report, at)
             case DrillReport() as report:

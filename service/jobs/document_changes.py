@@ -131,7 +131,7 @@ def apply(
     if spec.labels != new.before.get("labels"):
         repository.replace_labels(session, row.id, spec.labels)
     document_values.change(session, row.id, differing(columns["spec"], new.before))
-    columns["world_size"] = admitted.request.num_workers
+    columns["world_size"] = admitted.request.num_ranks
     if columns["bundle"] != row.bundle:
         columns["step_times"] = None  # they were measured with other resources
     change(row, **columns)

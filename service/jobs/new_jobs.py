@@ -19,7 +19,8 @@ from service.config.settings import Settings
 from service.db.models import JobRow
 from service.db.repositories import jobs as repository
 from service.db.repositories.submission import code as code_repository
-from service.domain.errors import FunctionsRefused, Unsatisfiable
+from service.domain.attempts.group_traits import why_no_spares
+from service.domain.errors import FunctionsRefused, InvalidDocument, Unsatisfiable
 from service.domain.events import ACTOR, SYNC_PLAN
 from service.domain.scheduling import policy
 from service.domain.scheduling.placement import slots
@@ -106,12 +107,13 @@ def admit(
     `max_runtime_s` is compared with the queue's rules and the deadline; `used_s` is the time for
     which the job has already run. Submissions and changes of documents use the same checks.
 
-    Raises OutOfMemory, UnknownQueue, QueueFull, RuntimeTooLong, Unsatisfiable, the errors of
-    `deadlines.refuse_missed`, and PriorityTooHigh unless `may_exceed_priority` is set.
+    Raises InvalidDocument, OutOfMemory, UnknownQueue, QueueFull, RuntimeTooLong, Unsatisfiable, the
+    errors of `deadlines.refuse_missed`, and PriorityTooHigh unless `may_exceed_priority` is set.
     """
     spec = resolved.spec
     if resolved.refusal is not None:
         raise resolved.refusal
+    refuse_useless_spares(spec)
     request = with_pinned_nodes(slots.request_of_job(spec), spec)
     queue = admission.admit(session, spec.queue, owner, request, coming)
     if not may_exceed_priority:
@@ -124,6 +126,19 @@ def admit(
     for one in submitting.with_each_precision(spec):
         refuse_missing_precision(session, one)
     return Admitted(request, queue, limit_s)
+
+
+def refuse_useless_spares(spec: JobSpec) -> None:
+    """Raise InvalidDocument if the job has spares but its lost workers are never replaced while the
+    other workers keep their state."""
+    has_gpus = spec.resources.gpus_per_worker > 0
+    why = why_no_spares(spec, has_gpus=has_gpus) if spec.num_spares else None
+    if why is not None:
+        raise InvalidDocument(
+            f"this job can't use spares: {why}",
+            pointer="/elastic/spares",
+            hint="remove elastic.spares",
+        )
 
 
 def refuse_impossible(
@@ -162,6 +177,9 @@ def _pointer_of_lack(spec: JobSpec, request: policy.Request, usable: Sequence[po
         if spec.script is None:
             return "/sync/server_resources"
         return "/script/roles" if role is None else f"/script/roles/{role.role}/resources"
+    alone = request.of_size(request.least_running)
+    if request.least > alone.least and policy.can_ever_fit(alone, usable) is None:
+        return "/elastic/spares"
     anywhere = replace(request, required_level=None)
     if request.required_level and (not usable or policy.can_ever_fit(anywhere, usable) is None):
         return "/resources/required_topology"
@@ -187,6 +205,7 @@ def columns_of(spec: JobSpec, admitted: Admitted) -> dict[str, Any]:
         "name": spec.name,
         "spec": spec.model_dump(mode="json"),
         "num_workers": request.num_workers,
+        "num_spares": request.num_spares,
         "min_workers": request.min_workers,
         "bundle": dict(request.bundle),
         "required_topology": request.required_level,
@@ -230,7 +249,8 @@ def new_row(
         blocked_by=[],
         kept_back_s=0.0,
         attempt=0,
-        world_size=admitted.request.num_workers,
+        world_size=admitted.request.num_ranks,
+        spares_ready=0,
         yields=spec.script is None,
         event_seq=1,
         user_failures=0,

@@ -278,7 +278,8 @@ class Queries:
             hang = hangs.how_to_see(job_id) if hung else None
             open_round = open_rounds.of_job(session, row, attempt)
             waits = open_rounds.sentence(row, open_round, now)
-            reasons = row.reason_message, waits, size, silent, away, hang
+            spares = resizing.spares_sentence(row, attempt)
+            reasons = row.reason_message, waits, size, spares, silent, away, hang
             message = "; ".join(filter(None, reasons))
             start, end = forecasts.of_job(session, row, serializers.progress(session, row), now)
             position = row.position if is_queued else None

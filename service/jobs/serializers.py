@@ -26,6 +26,7 @@ from service.domain.documents import shown
 from service.domain.events import ACTOR
 from service.domain.progress import without_rates
 from service.ingest import goodput
+from service.lifecycle.resizing import HOLDING
 
 
 def jobs(session: Session, rows: Sequence[JobRow]) -> list[views.Job]:
@@ -91,6 +92,8 @@ def _job(
         scheduled_at=row.scheduled_at and datetime.fromisoformat(row.scheduled_at),
         attempt=row.attempt,
         world_size=row.world_size,
+        spares=row.num_spares,
+        spares_ready=row.spares_ready if row.state in HOLDING else 0,
         position=row.position,
         progress=None if shown_progress is None else views.Progress(**shown_progress),
         summary=row.summary,

@@ -209,15 +209,20 @@ def _eligible_at(row: Row[Any], change: Mapping[str, Any]) -> datetime:
 
 def _change(row: Row[Any], slices: Sequence[Slice], now: datetime) -> dict[str, Any]:
     """Return the changed columns of a job that starts on these slots."""
-    world_size = sum(part.num_workers for part in slices)
-    nodes = f"{len(slices)} node{'' if len(slices) == 1 else 's'}"
-    smaller = world_size < row.num_workers
-    gang = f"{world_size} of {row.num_workers} workers" if smaller else workers(world_size)
+    most = row.num_workers - row.num_spares
+    num_slots = sum(part.num_workers for part in slices)
+    world_size = min(num_slots, most)
+    gang = f"{world_size} of {most} workers" if world_size < most else workers(world_size)
+    if num_spares := num_slots - world_size:
+        gang += f" and {num_spares} spare{'' if num_spares == 1 else 's'}"
+    num_nodes = len({part.node_id for part in slices})
+    nodes = f"{num_nodes} node{'' if num_nodes == 1 else 's'}"
     after = transition(JobState.QUEUED, Trigger.CLAIM, CLAIMED)
     return {
         **changes_of(row, after, CLAIMED, f"starts {gang} on {nodes}", now),
         "attempt": row.attempt + 1,
         "world_size": world_size,
+        "spares_ready": 0,
         "not_before": None,
         "started_at": row.started_at or now,
         "progress": without_rates(row.progress),

@@ -78,8 +78,16 @@ def request_of(job: JobRow | Row[Any]) -> policy.Request:
     """Return the slots that a job requests."""
     homes = tuple(tuple(labels) for labels in job.homes or ())
     size = job.num_workers, job.bundle, job.min_workers
-    where = job.required_topology, homes, as_roles(job.roles)
-    return policy.Request(*size, *where, num_parts=job.num_parts)
+    roles = as_roles(job.roles)
+    where, num_spares = (job.required_topology, homes), job.num_spares
+    return policy.Request(*size, *where, roles, num_spares, num_parts=job.num_parts)
+
+
+def _least_of(job: JobRow | Row[Any]) -> int | None:
+    """Return the minimum number of slots that a running group of the job keeps; None if it keeps
+    all its slots."""
+    is_elastic = job.min_workers is not None or job.num_spares > 0
+    return request_of(job).least_running if is_elastic else None
 
 
 def still_requests(session: Session, job_id: str, request: policy.Request) -> bool:
@@ -101,7 +109,7 @@ def growing(
     if attempt.phase not in ALIVE or (attempt.grow_after and attempt.grow_after > now):
         return None
     slices = as_slices(attempt.slices)
-    elastic = job.min_workers is not None and count_of(slices) < job.num_workers
+    elastic = _least_of(job) is not None and count_of(slices) < job.num_workers
     waits = attempt.lacking > 0 and job.state in HOLDING
     if not waits and not (elastic and not attempt.lacking and job.state == JobState.RUNNING):
         return None
@@ -129,18 +137,20 @@ def spare(
     job: JobRow | Row[Any], attempt: AttemptRow | Row[Any], now: datetime
 ) -> tuple[Slice, ...]:
     """Return the slots that an elastic group may be asked to release now, in the order in which
-    they should be released.
+    they should be released. The slots of spares come first.
 
     Only groups that recover in place can release slots, because they continue in the same
     processes. A script can be asked even if it has not called `train.prepare`, because these calls
     are not recorded. A script that has not called `train.prepare` keeps its slots.
     """
+    least = _least_of(job)
     trains = job.state == JobState.RUNNING and attempt.phase == Phase.RUNNING
     is_settled = not attempt.lacking and not _is_pending(attempt)
     is_due = all(at is None or at <= now for at in (attempt.grow_after, attempt.recall_after))
-    if job.min_workers is None or not (trains and is_settled and is_due):
+    if least is None or not (trains and is_settled and is_due):
         return ()
-    return rules.spare(as_slices(attempt.slices), job.min_workers, job.num_parts)
+    num_ranks = job.num_workers - job.num_spares
+    return rules.spare(as_slices(attempt.slices), least, job.num_parts, num_ranks)
 
 
 def same_batch_s(job: JobRow | Row[Any], attempt: AttemptRow | Row[Any], now: datetime) -> float:
@@ -369,9 +379,20 @@ def why_this_size(job: JobRow, attempt: AttemptRow | None, now: datetime) -> tup
     return attempt.growth["message"], list(attempt.growth["blocked_by"])
 
 
+def spares_sentence(job: JobRow, attempt: AttemptRow | None) -> str:
+    """Return a sentence about the spares of a job that holds slots; empty if it has none."""
+    if not job.num_spares or attempt is None or job.state not in HOLDING:
+        return ""
+    held = max(0, count_of(as_slices(attempt.slices)) - (job.num_workers - job.num_spares))
+    ready, wanted = job.spares_ready, f"{job.num_spares} spare{'s'[: job.num_spares > 1]}"
+    if held >= job.num_spares:
+        return f"{ready} of {wanted} {'is' if job.num_spares == 1 else 'are'} ready"
+    return f"{held} of {wanted} {'has a slot' if job.num_spares == 1 else 'have slots'}"
+
+
 def trains_with_fewer(job: JobRow, world_size: int) -> bool:
     """Whether the job trains with this many workers while its lost ranks are replaced."""
-    return world_size < job.num_workers and goes_on_without_lost(job.spec)
+    return world_size < job.num_workers - job.num_spares and goes_on_without_lost(job.spec)
 
 
 def _why_fewer_train(job: JobRow) -> str:

@@ -62,6 +62,10 @@ class Resubmission:
             spec["max_runtime_s"] = change.max_runtime_s
         if change.min_workers is not None:
             spec["elastic"] = {**spec["elastic"], "min_workers": change.min_workers}
+        if change.num_spares is not None:
+            spec["elastic"] = (
+                {**spec["elastic"], "spares": change.num_spares} if change.num_spares else None
+            )
         try:
             return read(spec)
         except DocumentRefused:

@@ -127,7 +127,8 @@ def _show(jobs: list[Job], metric: str | None, arrays: Mapping[str, JobArray]) -
     from dray.cli.display.tables import shortest_prefixes, table
 
     def asked(j: Job) -> tuple[object, ...]:
-        return (j.world_size, j.priority, j.queue)
+        spares = f"{j.world_size} + {j.spares} spare{'s'[: j.spares > 1]}"
+        return (spares if j.spares else j.world_size, j.priority, j.queue)
 
     def row(j: Job) -> tuple[object, ...]:
         array = arrays.get(j.array_id or "")

@@ -203,6 +203,7 @@ def show_job(job: views.Job) -> None:
         *([] if job.deadline is None else [("deadline", job.deadline)]),
         ("attempt", job.attempt),
         ("workers", job.world_size),
+        *([("spares", f"{job.spares_ready} of {job.spares} ready")] if job.spares else []),
         *([("ranks", ranks)] if ranks else []),
         ("step", _how_far(job)),
         ("goodput", goodput(job)),

@@ -100,6 +100,7 @@ MEANT: Final = _all(
     resources__node_labels="node_selector label_selector",
     resources__required_topology="topology same_rack switches network_topology",
     elastic__min_workers="min_nodes min_replicas min_size",
+    elastic__spares="hot_spares num_spares spare spare_nodes spare_workers standby standbys",
     checkpoint__every_steps="save_every save_steps checkpoint_interval checkpoint_every interval",
     checkpoint__keep="save_total_limit max_to_keep keep_last num_to_keep",
     checkpoint__best="monitor metric_for_best_model best_metric",

@@ -206,7 +206,7 @@ def _check_differing_copies(spec: JobSpec) -> None:
     assert spec.sync is not None
     chosen = "sync.every above 1" if spec.takes_local_steps else f"sync.kind {spec.sync.kind}"
     why = f"with {chosen}, the ranks' weights differ until they are averaged"
-    if spec.elastic is not None:
+    if spec.changes_size:
         raise wrong("/elastic", f"must be unset: {why}, so the group can't change its size")
     if spec.train.ema is not None:
         raise wrong(

@@ -17,7 +17,7 @@ def check_mesh(spec: JobSpec) -> None:
     spec.parallel.check(spec.resources.num_workers)
     if spec.parallel.auto and spec.script is not None:
         raise wrong("/parallel", "is only for recipes: a script divides its own model")
-    if spec.parallel.auto and spec.elastic is not None:
+    if spec.parallel.auto and spec.changes_size:
         raise wrong(
             "/elastic",
             "can't be combined with parallel: auto, which plans for a fixed number of workers",
@@ -63,7 +63,7 @@ def _check_divided(spec: JobSpec) -> None:
 
 def _check_elastic(spec: JobSpec, elastic: Elastic, alone: str) -> None:
     """Check that a group with any of its sizes has complete replicas of the model."""
-    if spec.script is not None:
+    if spec.script is not None and spec.changes_size:
         raise wrong(
             "/elastic", f"{alone}: scripts whose ranks divide a model do not recover in place"
         )
@@ -72,7 +72,7 @@ def _check_elastic(spec: JobSpec, elastic: Elastic, alone: str) -> None:
             "/elastic/exact", f"{alone}: ranks that divide a model compute their shares together"
         )
     size, least = spec.parallel.num_parts, elastic.min_workers
-    if least % size:
+    if least is not None and least % size:
         near = (least // size * size, -(-least // size) * size)
         fitting = (str(one) for one in near if 0 < one <= spec.resources.num_workers)
         raise wrong(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dray.spec.checks.recovery import why_not_on_gpus
 from dray.spec.fields import wrong
+from dray.spec.training.parallel import MAX_WORKERS
 
 if TYPE_CHECKING:
     from dray.spec.job import JobSpec
@@ -46,10 +47,13 @@ def check_elastic(spec: JobSpec) -> None:
     if spec.elastic is None:
         return
     least, most = spec.elastic.min_workers, spec.resources.num_workers
-    if least > most:
+    if least is None and not spec.num_spares:
+        raise wrong("/elastic", "must set min_workers, spares or both")
+    if spec.num_slots > MAX_WORKERS:
         raise wrong(
-            "/elastic/min_workers",
-            f"is {least}, but must be at most resources.num_workers, which is {most}",
+            "/elastic/spares",
+            f"must be at most {MAX_WORKERS - most}: spares and resources.num_workers together are "
+            f"at most {MAX_WORKERS}",
         )
     if spec.script is not None and spec.script.roles:
         raise wrong("/elastic", "can't be combined with roles, whose sizes are fixed")
@@ -57,12 +61,6 @@ def check_elastic(spec: JobSpec) -> None:
         raise wrong(
             "/elastic/exact", "is only for recipes: dray does not know which loss a script uses"
         )
-    if spec.resources.gpus_per_worker:
-        why_not = why_not_on_gpus(spec)
-        if spec.script is not None:
-            why_not = "a script whose ranks have GPUs is not resized"
-        if why_not is not None:
-            raise wrong("/elastic", f"requires gpus_per_worker 0: {why_not}")
     rule = spec.train.early_stopping
     if spec.elastic.exact and rule is not None and rule.metric != "val/loss":
         raise wrong(
@@ -70,6 +68,19 @@ def check_elastic(spec: JobSpec) -> None:
             "must be val/loss with elastic.exact: other metrics are summed in an order that "
             "depends on the world size, so training could stop at a different step",
         )
+    if least is None:
+        return
+    if least > most:
+        raise wrong(
+            "/elastic/min_workers",
+            f"is {least}, but must be at most resources.num_workers, which is {most}",
+        )
+    if spec.resources.gpus_per_worker:
+        why_not = why_not_on_gpus(spec)
+        if spec.script is not None:
+            why_not = "a script whose ranks have GPUs is not resized"
+        if why_not is not None:
+            raise wrong("/elastic", f"requires gpus_per_worker 0: {why_not}")
     if spec.parallel.data != "auto":
         raise wrong("/parallel/data", "must be auto: an elastic job has no fixed world size")
 

@@ -32,3 +32,13 @@ def why_not_on_gpus(document: JobSpec) -> str | None:
                 "interrupted step may already have changed its state"
             )
     return None
+
+
+def recovers_on_gpus(document: JobSpec) -> bool:
+    """Whether a group of several ranks on GPUs recovers in place. A script must also call
+    `train.prepare`."""
+    if document.script is not None:
+        return not document.is_divided
+    has_copies = document.num_replicas > 1 or document.keeps_state_in_memory
+    is_alike = has_copies and not document.takes_local_steps
+    return is_alike and why_not_on_gpus(document) is None

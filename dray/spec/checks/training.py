@@ -77,10 +77,15 @@ def check_batch_range(spec: JobSpec) -> None:
     if least < spec.resources.num_workers:
         workers = spec.resources.num_workers
         raise wrong(at, f"must start at {workers} or more, one sample for each worker")
-    if spec.elastic is None or not spec.elastic.by_speed:
+    if spec.elastic is None or not (spec.changes_size and spec.elastic.by_speed):
         raise wrong(
             at,
-            "requires elastic.by_speed, because the batch size changes with the group's size",
+            "requires elastic.by_speed and elastic.min_workers, because the batch size changes "
+            "with the group's size",
+        )
+    if spec.num_spares:
+        raise wrong(
+            at, "can't be combined with elastic.spares: a job with spares is not sized by its speed"
         )
     if not spec.train.measure_noise:
         raise wrong(
@@ -99,7 +104,7 @@ def check_batch_range(spec: JobSpec) -> None:
 def check_imported(spec: JobSpec) -> None:
     if not isinstance(spec.model, Imported):
         return
-    if spec.elastic is not None:
+    if spec.changes_size:
         raise wrong("/elastic", "requires one of dray's own models, whose code is on every node")
     if spec.parallel.shard > 1 and spec.parallel.zero != 1:
         raise wrong(

@@ -9,7 +9,7 @@ the round can begin.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from ray_workers.shared.group_traits import GroupTraits
@@ -32,6 +32,12 @@ class WorkerState(Enum):
     train."""
     READY = auto()
     """The worker has no rank yet, and its process is waiting for a rank."""
+    SPARE = auto()
+    """The worker is a spare whose process is waiting for a rank. It gets one only if another worker
+    loses its rank."""
+
+
+ACTIVE = WorkerState.ACTIVE
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Worker:
     """The worker's position in the latest round that was announced to its process; None if the
     process has not been in a round, or left over from the latest round."""
     since: int = 0
-    """The round for which the worker's process was started."""
+    """The announced round in which the worker's process got its rank."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,10 @@ class NextRound:
     is_whole: bool
     """Whether no worker is missing and no member's process has exited. If false, the round is not
     announced until all exited members have been replaced or abandoned."""
+    takeovers: tuple[tuple[int, int], ...] = ()
+    """(spare, lost worker) for each spare that takes the rank of another worker. If the other
+    worker keeps its slot, it becomes a spare, and its process is replaced while the others
+    train."""
 
 
 def next_round(roster: GroupRoster, traits: GroupTraits) -> NextRound | str:
@@ -89,13 +99,19 @@ def next_round(roster: GroupRoster, traits: GroupTraits) -> NextRound | str:
             "a node is lost, and removing its ranks would change the numbers and roles of the "
             "other ranks"
         )
-    lost = [one for one in left if one.state is WorkerState.LOST]
+    stays = [one for one in left if one.index not in roster.leaving]
+    takeovers = _takeovers(roster, stays)
+    replaced = {lost.index for _, lost in takeovers}
+    stays = [one for one in stays if one.index not in replaced]
+    stays += [replace(spare, rank=lost.rank, state=ACTIVE) for spare, lost in takeovers]
+    lost = [one for one in stays if one.state is WorkerState.LOST]
     waits_for_lost = not traits.goes_on_without_lost
-    without = {WorkerState.STARTING} if waits_for_lost else {WorkerState.STARTING, WorkerState.LOST}
+    without = {WorkerState.STARTING, WorkerState.SPARE}
+    without |= set() if waits_for_lost else {WorkerState.LOST}
     members = [
         one
-        for one in sorted(left, key=lambda one: (one.state is WorkerState.READY, one.rank))
-        if one.state not in without and one.index not in roster.leaving
+        for one in sorted(stays, key=lambda one: (one.state is WorkerState.READY, one.rank))
+        if one.state not in without
     ]
     num_ended = sum(one.state is WorkerState.ENDED for one in members)
     if num_ended == len(members):
@@ -118,7 +134,23 @@ def next_round(roster: GroupRoster, traits: GroupTraits) -> NextRound | str:
         idle=idle,
         num_awaited=num_awaited,
         is_whole=not num_awaited and not num_ended,
+        takeovers=tuple((spare.index, lost.index) for spare, lost in takeovers),
     )
+
+
+def _takeovers(roster: GroupRoster, stays: Sequence[Worker]) -> list[tuple[Worker, Worker]]:
+    """Return the spares that take a rank, each with the worker that loses this rank: its process
+    has exited, its node is dead, or its slot has been recalled. Spares are never used for
+    growth."""
+    spares = [one for one in stays if one.state is WorkerState.SPARE]
+    remaining = {one.index for one in stays}
+    vacated = [
+        one
+        for one in sorted(roster.workers, key=lambda one: one.rank)
+        if one.state is WorkerState.LOST
+        or (one.index not in remaining and one.state in (ACTIVE, WorkerState.ENDED))
+    ]
+    return list(zip(spares, vacated, strict=False))
 
 
 def _indices(workers: Iterable[Worker]) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ class Seated:
     position: MeshPosition | None
     """The position for which the worker's process may have a state; None if it has no state."""
     since: int = 0
-    """The round for which the process was started."""
+    """The announced round in which the process got its rank."""
 
 
 def arranged(
@@ -28,10 +28,10 @@ def arranged(
     workers that are left over.
 
     A worker keeps its part, and its replica if possible. If more workers have a part than there are
-    replicas, the workers whose processes were started first keep it, because a newer process might
-    not have received its state yet; then the workers of complete replicas, because the others might
-    have been interrupted in the middle of an update. The remaining workers get the remaining
-    positions, in the given order.
+    replicas, the workers that got their ranks first keep it, because a process that got its rank
+    later might not have received its state yet; then the workers of complete replicas, because the
+    others might have been interrupted in the middle of an update. The remaining workers get the
+    remaining positions, in the given order.
     """
     num_replicas = len(workers) // shape.num_parts
     world_size = num_replicas * shape.num_parts

@@ -218,9 +218,12 @@ def loss_report(
     traits: GroupTraits,
     why_slow: str,
     errors: Mapping[int, Frame] = MappingProxyType({}),
+    *,
+    num_spares: int = 0,
 ) -> RegroupingReport:
     """Return the report of a loss. `lost` is empty if ranks only lost their connections. `why_slow`
-    is from `MachineSpeed.why`. For `errors`, see `refused`."""
+    is from `MachineSpeed.why`. For `errors`, see `refused`. `num_spares` is the number of spares
+    that take the ranks of lost workers."""
     if lost:
         reason = "; ".join(how(rank, traits.role_names, errors.get(rank.rank)) for rank in lost)
     else:
@@ -232,6 +235,9 @@ def loss_report(
     )
     if traits.goes_back and lost:
         others = "all ranks go back to the newest state of which they have copies in memory"
+    if num_spares:
+        each = "a spare takes its place" if len(lost) == 1 else f"spares replace {num_spares}"
+        others = f"{each}, and {others}"
     return RegroupingReport(
         generation=round_number,
         ranks=[rank.rank for rank in lost],

@@ -136,6 +136,9 @@ class Timings:
     """Time between observations of the activity of a script's processes."""
     script_stacks_apart_s: float = 30.0
     """Time between the two readings of the stacks of a possibly hanging script."""
+    spare_limit_s: float = 2.0
+    """A spare that has not written to its heartbeat page for this long gets no rank. A spare writes
+    to the page 100 times per second."""
     sure_s: float = 1.0
     """How long a rank must be observed hanging before it is killed. When a suspended machine
     resumes, all ranks seem to hang for a moment."""

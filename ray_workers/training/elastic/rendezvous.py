@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 
 from dray.spec import JobSpec
+from dray.spec.checks.recovery import recovers_on_gpus
 from dray.train.spool import EVERYTHING, begin_count, known
 from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import AWAITING, Cause, RankTask
-from ray_workers.shared.group_traits import recovers_on_gpus
 from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment, RankPhase, TimeCategory
 from ray_workers.shared.spool_reader import spool_key
 from ray_workers.training import devices
@@ -51,6 +51,8 @@ FORMING_LIMIT_S = 5400.0
 """Maximum number of seconds for connecting to the other ranks once they have arrived at the store
 (`whole_limit_s`). Connecting usually takes less than a second."""
 LOOK_S = 0.002
+SPARE_LOOK_S = 0.01
+"""Seconds between two polls of a spare, which can wait for hours and must not use up a CPU."""
 FINISH_LOOK_S = 0.1
 """Maximum number of seconds between two polls while a rank of a script waits for the other ranks to
 end."""
@@ -116,7 +118,9 @@ class RendezvousHandler:
         self.may_abort = True
         """Whether operations may be aborted when another round is announced. Changed only by the
         holder of `process_group.one_at_a_time`."""
-        self._leaves_together = bool(task.spec.get("elastic")) and (
+        elastic = task.spec.get("elastic") or {}
+        self._has_spares = bool(elastic.get("spares"))
+        self._leaves_together = elastic.get("min_workers") is not None and (
             JobSpec.model_validate(task.spec).is_divided
         )
         self._connections = Connections()
@@ -137,8 +141,7 @@ class RendezvousHandler:
         cut together with the connections of this group.
         """
         if self.assignment.generation == AWAITING:
-            self._page.enter(RankPhase.STANDBY, TimeCategory.STARTING)
-            self._take_assignment(ASSIGNMENT_LIMIT_S)
+            self._await_first_assignment()
         if self.is_alone:
             enter()
             return
@@ -152,11 +155,21 @@ class RendezvousHandler:
         Returns the attempt's store, through which these ranks find each other. A later round
         affects only the ranks that join in that round."""
         if self.assignment.generation == AWAITING:
-            self._page.enter(RankPhase.STANDBY, TimeCategory.STARTING)
-            self._take_assignment(ASSIGNMENT_LIMIT_S)
+            self._await_first_assignment()
         self._is_without_group = True
         self.assignment = replace(self.assignment, world_size=1)
         return TCPStore(*self._address, wait_for_workers=False)
+
+    def _await_first_assignment(self) -> None:
+        """Wait for a rank, without a limit: a spare might wait until the job ends. The page shows
+        that the process is not hanging."""
+        use = TimeCategory.SPARE if self._has_spares else TimeCategory.STARTING
+        pause_s = SPARE_LOOK_S if self._has_spares else LOOK_S
+        self._page.enter(RankPhase.STANDBY, use)
+        while self._page.wanted <= 0:
+            time.sleep(pause_s)
+            self._page.enter(RankPhase.STANDBY, use)
+        self._take_assignment(ASSIGNMENT_LIMIT_S)
 
     def _form(self) -> None:
         """Meet the other ranks and connect to them. Errors in this method never come from the

@@ -108,6 +108,11 @@ class JobRow(Base):
     spec: Mapped[dict[str, Any]]
     spec_version: Mapped[int]
     num_workers: Mapped[int]
+    """Number of slots of a complete group, including its spares."""
+    num_spares: Mapped[int] = mapped_column(server_default=text("0"))
+    """Number of spares of a complete group."""
+    spares_ready: Mapped[int] = mapped_column(server_default=text("0"))
+    """Number of the latest attempt's spares that can take the rank of a lost worker."""
     min_workers: Mapped[int | None]
     """Minimum number of workers with which an elastic job starts and trains; unset if the job is
     not elastic."""

@@ -45,6 +45,7 @@ def traits_of(job: CheckedDocument, *, has_gpus: bool) -> GroupTraits:
         restarted_alone=frozenset() if script is None else script.standalone_ranks,
         role_names=tuple(role_names(job.document)),
         has_peer_ports=script is not None and script.framework in HAVE_PEERS,
+        most_ranks=num_ranks if document.num_spares else None,
         hang_limit_s=None if script is None else script.hang_limit_s,
         mesh=MeshShape.of(document.parallel),
     )
@@ -87,6 +88,25 @@ def why_never(document: JobSpec, *, num_workers: int, has_gpus: bool) -> str | N
             "state"
         )
     return why_not_on_gpus(document) if has_gpus and not has_servers else None
+
+
+def why_no_spares(document: JobSpec, *, has_gpus: bool) -> str | None:
+    """Return the reason why the job can't use spares; None if it can."""
+    num_workers, script = document.resources.num_workers, document.script
+    if script is None:
+        if goes_on_without_lost(document.model_dump(mode="json", include={"sync"})):
+            return (
+                "the other ranks continue at once without a lost rank, and add its replacement "
+                "when it is ready"
+            )
+        return why_never(document, num_workers=num_workers, has_gpus=has_gpus)
+    if may_recover(document, num_workers=num_workers, has_gpus=has_gpus):
+        return None
+    if document.is_divided:
+        return why_never(document, num_workers=num_workers, has_gpus=has_gpus)
+    if num_workers == 1:
+        return "a single rank does not recover in place, because no other rank holds its state"
+    return "only scripts with torch that call dray.train.prepare() recover in place"
 
 
 def may_recover(document: JobSpec, *, num_workers: int, has_gpus: bool) -> bool:

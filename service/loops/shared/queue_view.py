@@ -23,6 +23,7 @@ from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories.scheduling import planned_jobs
 from service.domain.scheduling import policy
+from service.domain.scheduling.placement.slots import count
 from service.lifecycle import resizing
 from service.lifecycle.preemption import HOLDING
 from service.lifecycle.transitions import runtime_left_s
@@ -177,6 +178,7 @@ def _running(job: Any, attempt: Any, runs: RunTimes, now: datetime) -> policy.Ru
         request=replace(
             resizing.held_request(attempt.slices, attempt.bundle, attempt.roles),
             num_parts=job.num_parts,
+            num_spares=max(0, count(slices) - (job.num_workers - job.num_spares)),
             required_level=job.required_topology,
         ),
         slices=slices,

@@ -148,7 +148,7 @@ def _candidate(spec: JobSpec, shapes: Shapes, machine: Machine, available: int |
 def _may_divide(spec: JobSpec) -> bool:
     """Whether the job can be divided. Elastic jobs can't be divided, because their number of
     workers is not fixed."""
-    return spec.elastic is None
+    return not spec.changes_size
 
 
 class _Change(NamedTuple):

@@ -137,6 +137,9 @@ BASES: tuple[dict[str, Any], ...] = (
     images(2, elastic={"min_workers": 1, "exact": True}),
     images(4, elastic={"min_workers": 2}, parallel={"shard": 2}),
     images(elastic={"min_workers": 1}, resources={"num_workers": 2, "gpus_per_worker": 1}),
+    images(3, elastic={"spares": 2, "min_workers": 2}),
+    images(2, elastic={"spares": 1}),
+    images(4, elastic={"spares": 1, "min_workers": 2}, parallel={"shard": 2}),
     images(2, parallel={"balance": "auto", "data": 2}),
     images(
         2,

@@ -226,11 +226,11 @@ def same(given: Any, stored: Any) -> bool:
 def is_as_asked(launch: AttemptSpec, stored: dict[str, Any]) -> None:
     """Check that the request to the cluster matches the document."""
     wanted, elastic = stored["resources"], stored.get("elastic")
-    number = sum(part.num_workers for part in launch.slices)
-    assert number == wanted["num_workers"] or (
-        elastic is not None and elastic["min_workers"] <= number < wanted["num_workers"]
-    )
-    assert number % launch.traits.mesh.num_parts == 0
+    least = (elastic or {}).get("min_workers")
+    most = wanted["num_workers"] + (elastic or {}).get("spares", 0)
+    assert (most if least is None else least) <= launch.num_slots <= most
+    assert launch.world_size == min(launch.num_slots, wanted["num_workers"])
+    assert launch.world_size % launch.traits.mesh.num_parts == 0
     assert launch.bundle.get("CPU", 0.0) == wanted["cpus_per_worker"]
     assert launch.bundle.get("GPU", 0.0) == wanted["gpus_per_worker"]
     assert launch.bundle.get("memory") == wanted["memory_bytes"]
@@ -243,6 +243,4 @@ def is_as_asked(launch: AttemptSpec, stored: dict[str, Any]) -> None:
     accelerator = wanted["accelerator"]
     if accelerator is not None:
         assert f"accelerator_type:{accelerator}" in launch.bundle
-    assert (launch.min_workers is None) == (elastic is None)
-    if elastic is not None:
-        assert launch.min_workers == elastic["min_workers"]
+    assert launch.min_workers == least

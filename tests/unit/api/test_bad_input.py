@@ -241,6 +241,13 @@ for value in ("-1", "true", "2", "1.5", "0.001", "0.33333", "1e300", '"0.5"', "N
     )
 
 
+INVALID["spares of a single rank"] = (
+    {"recipe": "image_classification", "elastic": {"spares": 1}},
+    "/elastic/spares",
+    "remove elastic.spares",
+)
+
+
 @pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize("name", INVALID)
 def test_a_document_at_fault_is_422_with_the_field(

@@ -102,6 +102,7 @@ def run_ranks(
     goes_on: bool = False,
     gains: bool = False,
     ends_with_error: bool = False,
+    num_spares: int = 0,
 ) -> list[int | None]:
     """Train to the end, and return the exit code of each rank, negative for a signal. `before` runs
     in each process before training, to prepare a fault. With `recovers`, a rank that is killed or
@@ -109,7 +110,8 @@ def run_ranks(
     process. With `goes_on`, the others immediately continue without it, and its replacement joins
     when it is ready. With `gains`, one more rank joins the group when it is ready; `world_size` is
     the previous number. With `ends_with_error`, all ranks are killed after one has ended with an
-    error."""
+    error. With `num_spares`, these processes wait without a rank, and replace ranks that are
+    killed."""
 
     def train() -> list[int | None]:
         store = loopback_store()
@@ -127,6 +129,7 @@ def run_ranks(
         gang = Gang(make, world_size, before)
         try:
             gang.start()
+            gang.keep_spares(num_spares)
             if gains:
                 gang.gain()
             gang.wait(
@@ -221,6 +224,27 @@ class Gang:
         self._coming: list[RankTask] = []
         """Their replacements that are not ready yet."""
         self.processes = [self._process(task) for task in self.tasks]
+        self._num_spares = self._num_spares_ever = 0
+        self._spares: list[tuple[RankTask, Any]] = []
+
+    def keep_spares(self, number: int) -> None:
+        """Keep this number of processes that wait for a rank. Spares that have died or have got a
+        rank are replaced."""
+        self._num_spares = number
+        self._spares = [spare for spare in self._spares if spare[1].is_alive()]
+        while len(self._spares) < number:
+            index = len(self.tasks) + self._num_spares_ever
+            task = self._make(rank=index, incarnation=1, generation=AWAITING)
+            self._spares.append((task, self._process(task)))
+            self._spares[-1][1].start()
+            self._num_spares_ever += 1
+
+    def _standing_spare(self) -> tuple[RankTask, Any] | None:
+        for task, process in self._spares:
+            seen = heartbeat.read_status(heartbeat.page_path(task.page_prefix))
+            if seen and seen.phase is RankPhase.STANDBY and process.is_alive():
+                return task, process
+        return None
 
     def _process(self, task: RankTask) -> Any:
         return _context.Process(target=_child, args=(task.to_json(), self._before), daemon=True)
@@ -279,6 +303,10 @@ class Gang:
             self._placed = [task for task in self._placed if task not in gone]
             self.next_generation(self._placed)
         for rank in lost:
+            if (spare := self._standing_spare()) is not None:
+                self._spares.remove(spare)
+                self.tasks[rank], self.processes[rank] = spare
+                continue
             self.tasks[rank] = self._make(rank=rank, incarnation=number, generation=AWAITING)
             self.processes[rank] = self._process(self.tasks[rank])
             self.processes[rank].start()
@@ -286,6 +314,7 @@ class Gang:
             self._coming += [self.tasks[rank] for rank in lost]
         else:
             self.next_generation(self.tasks)
+        self.keep_spares(self._num_spares)
 
     def _add_workers(self) -> bool:
         """Assign ranks to replacements that are ready; return whether some are not ready."""
@@ -329,9 +358,10 @@ class Gang:
                     time.sleep(0.005)
 
     def kill(self) -> None:
-        for process in self.processes:
+        every = [*self.processes, *(process for _, process in self._spares)]
+        for process in every:
             process.kill()
-        for process in self.processes:
+        for process in every:
             process.join()
 
 

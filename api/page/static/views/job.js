@@ -25,7 +25,7 @@ const SELDOM_MS = 60000;
 // Period for the explanation of a running job: between events, only the remaining time changes.
 const RUNNING_MS = 30000;
 const CLASSES = {
-  useful: 'training', recomputed: 'repeated steps', starting: 'starting', data_wait: 'waiting for data',
+  useful: 'training', spare: 'ready as a spare', recomputed: 'repeated steps', starting: 'starting', data_wait: 'waiting for data',
   recovering: 'recovering', checkpointing: 'checkpoints', idle: 'idle', unreported: 'not reported',
 };
 
@@ -159,6 +159,7 @@ function Facts({ job }) {
     <${Fact} name="Progress"><${Progress} job=${job} /><//>
     <${Fact} name="Loss">${lossOf(job)}<//>
     <${Fact} name="Workers">${job.world_size}<//>
+    ${job.spares > 0 && html`<${Fact} name="Spares">${WITH_SLOTS.has(job.state) ? `${job.spares_ready} of ${job.spares} ready` : job.spares}<//>`}
     ${topologyOf(job.spec) && html`<${Fact} name="Topology">${topologyOf(job.spec)}<//>`}
     <${Fact} name="Queue">${job.queue}, priority ${job.priority}<//>
     <${Fact} name="Owner">${job.owner}<//>

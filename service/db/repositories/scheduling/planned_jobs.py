@@ -16,7 +16,7 @@ from service.domain.states import UNFINISHED
 
 _CLAIMED = (
     *("id", "state", "attempt", "event_seq", "queue", "held_by", "owner", "spec", "code"),
-    *("num_workers", "min_workers", "max_runtime_s", "runtime_used_s", "init_from"),
+    *("num_workers", "num_spares", "min_workers", "max_runtime_s", "runtime_used_s", "init_from"),
     *("array_id", "array_index", "started_at", "progress", "kept_back_s", "kept_back_since"),
     *(
         "created_at",
@@ -84,7 +84,7 @@ def _change_waiting(names: tuple[str, ...]) -> Update:
 
 _PLANNED = (
     *("id", "number", "queue", "owner", "priority", "rank", "held_by", "state", "attempt"),
-    *("num_workers", "min_workers", "bundle", "roles", "required_topology", "homes"),
+    *("num_workers", "num_spares", "min_workers", "bundle", "roles", "required_topology", "homes"),
     *("not_before", "begin_at", "deadline", "singleton", "is_runtime_of_queue"),
     *("max_runtime_s", "runtime_used_s", "project", "reservation"),
     *("yields", "progress", "name", "created_at", "array_id", "array_max_running"),

@@ -83,7 +83,8 @@ CHANGEABLE = (
 )
 """The columns that a change of a job's position can set."""
 _READ = (
-    *("id", "array_index", "state", "attempt", "owner", "num_workers", "min_workers", "bundle"),
+    *("id", "array_index", "state", "attempt", "owner", "num_workers", "num_spares"),
+    *("min_workers", "bundle"),
     *("roles", "required_topology", "homes", "runtime_used_s", "project", "reservation"),
 )
 """The other columns that such a change reads."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from ray_workers.shared.contracts import Slice
-from service.domain.scheduling.placement.slots import count
+from service.domain.scheduling.placement.slots import count, rounded_down
 
 LACKING_PAUSE = timedelta(seconds=2)
 """Pause before the next grant to a waiting group that could not use the last grant."""
@@ -78,35 +78,40 @@ def resized(holding: Holding, kept: Sequence[Slice], known: int, lacking: int) -
     return Resized(after, LACKING_PAUSE if lacking else GROWING_PAUSE)
 
 
-def spare(slices: Sequence[Slice], least: int, num_parts: int = 1) -> tuple[Slice, ...]:
+def spare(
+    slices: Sequence[Slice], least: int, num_parts: int = 1, num_ranks: int | None = None
+) -> tuple[Slice, ...]:
     """Return the slices, newest first, that a group can release while keeping `least` workers.
     Slices are released as a whole, because a slice is one placement group, which can't be resized.
 
-    num_parts: number of workers that hold one replica of the model. The slices must be released in
-    the groups that `released_together` returns.
+    num_parts: number of workers that hold one replica of the model. num_ranks: maximum number of
+    workers that train; all others are spares. The slices must be released in the groups that
+    `released_together` returns.
     """
     left, found = count(slices), []
     together: list[Slice] = []
     for part in reversed(slices):
         if left - count(together) - part.num_workers >= least:
             together.append(part)
-            if (left - count(together)) % num_parts == 0:
-                left -= count(together)
+            size = left - count(together)
+            if rounded_down(size, num_parts, num_ranks) == size:
+                left = size
                 found += together
                 together = []
     return tuple(found)
 
 
 def released_together(
-    spare: Sequence[Slice], num_workers: int, num_parts: int
+    spare: Sequence[Slice], num_workers: int, num_parts: int, num_ranks: int | None = None
 ) -> list[tuple[Slice, ...]]:
-    """Return the smallest groups of spare slices after whose release the workers of a group form
-    complete replicas of the model. num_workers: number of workers before any release."""
+    """Return the smallest groups of spare slices after whose release the workers of a group, except
+    for its spares, form complete replicas of the model. num_workers: number of workers before any
+    release. For the other parameters, see `spare`."""
     found: list[tuple[Slice, ...]] = []
     first = 0
     for at, part in enumerate(spare):
         num_workers -= part.num_workers
-        if num_workers % num_parts == 0:
+        if rounded_down(num_workers, num_parts, num_ranks) == num_workers:
             found.append(tuple(spare[first : at + 1]))
             first = at + 1
     return found

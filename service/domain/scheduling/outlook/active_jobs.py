@@ -88,7 +88,7 @@ class ActiveJob:
 def started(job: WaitingJob, slices: tuple[Slice, ...]) -> RunningJob:
     """Return a waiting job that starts now on these slots."""
     number = count(slices)
-    slower = job.request.num_workers / number
+    slower = job.request.num_ranks / min(number, job.request.num_ranks)
     return RunningJob(
         job_id=job.job_id,
         priority=job.priority,
@@ -106,7 +106,9 @@ def started(job: WaitingJob, slices: tuple[Slice, ...]) -> RunningJob:
         owner=job.owner,
         project=job.project,
         reservation=job.reservation,
-        spare=spare(slices, job.request.least, job.request.num_parts),
+        spare=spare(
+            *(slices, job.request.least_running, job.request.num_parts, job.request.num_ranks)
+        ),
     )
 
 

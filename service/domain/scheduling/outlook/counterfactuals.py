@@ -68,6 +68,7 @@ class Change:
     num_workers: int | None = None
     min_workers: int | None = None
     """The minimum size of an elastic job."""
+    num_spares: int | None = None
     of_worker: tuple[str, float] | None = None
     """The name of a resource, and its new amount per worker."""
     anywhere: bool = False
@@ -80,6 +81,8 @@ class Change:
             return f"with {amount_of(*self.of_worker)} for each worker"
         if self.min_workers is not None:
             return f"with elastic.min_workers {self.min_workers}"
+        if self.num_spares is not None:
+            return f"with elastic.spares {self.num_spares}"
         if self.num_workers is not None:
             return f"with {workers(self.num_workers)}"
         if self.max_runtime_s is not None:
@@ -272,7 +275,10 @@ class JobQuestions:
         request = self.job.request
         if not request.roles:  # it is unknown which roles a smaller number of workers would have
             most = min(self._capacity_of(request, there), request.least - 1)
-            if request.min_workers is None:
+            if request.num_spares and request.min_workers is None:
+                num_ranks = request.num_ranks
+                yield most, lambda number: Change(num_spares=number - num_ranks)
+            elif request.min_workers is None:
                 yield most, lambda number: Change(num_workers=number)
             else:
                 yield most, lambda number: Change(min_workers=number)

@@ -167,7 +167,8 @@ class JobClasses:
         request = job.request
         asks = (
             *(request.kind, request.num_workers, request.min_workers, request.required_level),
-            *(request.homes, request.role_kinds, request.num_parts, job.yields),
+            *(request.num_spares, request.homes, request.role_kinds),
+            *(request.num_parts, job.yields),
         )
         is_of_queue, is_of_user = self._counts_alone(job.queue)
         return (

@@ -288,10 +288,11 @@ class Simulation:
             if part in slices and part.node_id in self._free:
                 slices.remove(part)
                 self._release(part, job.request.bundle)
-        slower = count(job.slices) / max(1, count(slices))
+        request = job.request.of_size(count(slices))
+        slower = job.request.num_ranks / max(1, request.num_ranks)
         smaller = replace(
             job,
-            request=job.request.of_size(count(slices)),
+            request=request,
             slices=tuple(slices),
             left_s=None if job.left_s is None else job.left_s * slower,
             recalled=(),

@@ -160,7 +160,7 @@ class Gangs:
     def _equal_to(self, request: Request, fence: Fence | None) -> Gang:
         """Return the gang of the request with this fence."""
         level = request.required_level
-        size = request.num_workers, request.min_workers, request.num_parts
+        size = request.num_workers, request.min_workers, request.num_spares, request.num_parts
         heterogeneous = (request.num_workers, request.role_kinds) if request.roles else None
         key = (*size, level, request.homes, heterogeneous, fence, *request.bundle.items())
         gang = self._gangs.get(key)

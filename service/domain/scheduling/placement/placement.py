@@ -91,10 +91,17 @@ class Placement:
         return found
 
     def pack(
-        self, num_workers: int, near: Sequence[str] = (), within: Place | None = None
+        self,
+        num_workers: int,
+        near: Sequence[str] = (),
+        within: Place | None = None,
+        num_apart: int = 0,
     ) -> tuple[Slice, ...]:
         """Return slices for `num_workers`. There must be enough free slots for this number of
         workers.
+
+        The last `num_apart` workers are placed on nodes without any of the other workers, if such
+        nodes have room.
 
         `near` are nodes on which the group already has workers. These nodes are used first, then
         the domains around them, from the narrowest to the widest. `within` restricts the slices to
@@ -103,7 +110,11 @@ class Placement:
         pack = _Pack(self)
         for place in self._around(near):
             pack.fill(place, min(self.capacity(place), num_workers - pack.num_workers))
-        pack.fill(within or self._topology.cluster, num_workers - pack.num_workers)
+        everywhere = within or self._topology.cluster
+        pack.fill(everywhere, num_workers - num_apart - pack.num_workers)
+        num_there = min(num_workers - pack.num_workers, self.capacity(everywhere))
+        pack.fill(everywhere, num_there)  # the nodes chosen so far count as full
+        pack.fill_up(num_workers - pack.num_workers)
         return pack.finish()
 
     def _around(self, node_ids: Sequence[str]) -> list[Place]:
@@ -187,6 +198,15 @@ class _Pack:
             there = self._placement.capacity(part)
             self.fill(part, there)
             num_workers -= there
+
+    def fill_up(self, num_workers: int) -> None:
+        """Choose slots for `num_workers` on the nodes that were chosen before."""
+        for part in self._slices[:]:
+            number = min(num_workers, self._before[part.node_id] - part.num_workers)
+            if number > 0:
+                self._slices.append(Slice(part.node_id, number))
+                self.num_workers += number
+                num_workers -= number
 
     def finish(self) -> tuple[Slice, ...]:
         for node_id, size in self._before.items():

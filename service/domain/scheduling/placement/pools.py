@@ -15,7 +15,7 @@ from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import WorkerKind
 from service.domain.scheduling.placement.node_kinds import Amounts, ByCell, NodeKinds, times_on
 from service.domain.scheduling.placement.placement import Placement
-from service.domain.scheduling.placement.slots import Request, count, rounded_down
+from service.domain.scheduling.placement.slots import Request, count, spares_last
 from service.domain.scheduling.placement.stock import Free, NodeGroup, Stock, When, plus
 from service.domain.scheduling.placement.topology import Place
 
@@ -138,19 +138,26 @@ class Pool:
         return capacity.bound >= num_workers and capacity.most() >= num_workers
 
     def pack_most(
-        self, kind: WorkerKind, least: int, most: int, num_parts: int = 1
+        self, kind: WorkerKind, least: int, most: int, request: Request | None = None
     ) -> tuple[Slice, ...] | None:
         """Return slices for up to `most` workers, placed close to each other (`placement`); None if
-        fewer than `least` workers fit. The number of workers is a multiple of `num_parts`, and
-        `least` must be one."""
+        fewer than `least` workers fit.
+
+        With `request`, the number of workers is one of its sizes (`Request.rounded_down`), and
+        `least` must be one. Its spares are last, and on other nodes if possible, unless the gang
+        must be within one domain."""
         if not self.has(kind, least):
             return None
         capacity = self._exact(kind)
-        return (
-            capacity.place_whole()
-            if kind.is_whole
-            else capacity.placement.pack(rounded_down(min(capacity.most(), most), num_parts))
-        )
+        if kind.is_whole:
+            return capacity.place_whole()
+        number, num_spares = min(capacity.most(), most), 0
+        if request is not None:
+            number = request.rounded_down(number)
+            num_spares = max(0, number - request.num_ranks)
+        num_apart = num_spares if kind.required is None else 0
+        slices = capacity.placement.pack(number, num_apart=num_apart)
+        return spares_last(slices, num_spares)
 
     def pack_near(
         self,
@@ -159,24 +166,33 @@ class Pool:
         least: int,
         most: int,
         held: Sequence[Slice],
-        num_parts: int = 1,
+        request: Request | None = None,
     ) -> tuple[Slice, ...] | None:
-        """Return slices like `pack_most`, but close to the slots that the group already holds. The
-        number of workers that the group then has is a multiple of `num_parts`."""
+        """Return slices like `pack_most`, but close to the slots that the group already holds. With
+        `request`, the group then has one of its sizes. If the group only lacks spares, return
+        slices on other nodes if possible."""
         if not self.has(kind, least):
             return None
-        num_held, fitting = count(held), min(most, self.capacity_near(job_id, kind, held))
-        found = rounded_down(num_held + fitting, num_parts) - num_held
+        capacity, num_held = self.capacity_near(job_id, kind, held), count(held)
+        found, num_spares = min(most, capacity), 0
+        if request is not None:
+            found = request.rounded_down(num_held + found) - num_held
+            num_spares = min(found, max(0, num_held + found - request.num_ranks))
         if found < least:
             return None
         placement, near = self._exact(kind).placement, self._that_are_there(held)
         too_many = self._too_many(job_id, kind, held)
+        if found == num_spares and kind.required is None:
+            there = {name: placement.capacity(name) for name in near}
+            if elsewhere := capacity - sum(there.values()) + sum(too_many.get(n, 0) for n in near):
+                too_many |= there
+                found, near = min(found, elsewhere), []
         for node_id, number in too_many.items():
             placement.change(node_id, placement.capacity(node_id) - number)
         slices = placement.pack(found, near)
         for node_id, number in too_many.items():
             placement.change(node_id, placement.capacity(node_id) + number)
-        return slices
+        return spares_last(slices, min(num_spares, found))
 
     def capacity_near(self, job_id: str, kind: WorkerKind, held: Sequence[Slice]) -> int:
         """Return how many more workers can join a group that holds these slots."""

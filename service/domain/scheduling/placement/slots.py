@@ -81,7 +81,7 @@ class Request:
     """The request of a gang: `num_workers` bundles. Roles can have different bundles."""
 
     num_workers: int
-    """Number of workers, including all roles."""
+    """Number of workers, including all roles and spares."""
     bundle: Mapping[str, float]
     min_workers: int | None = None
     """Minimum number of workers with which an elastic gang can start and continue; None if it is
@@ -93,11 +93,13 @@ class Request:
     """The pinned nodes of each worker except the first; empty if workers are not pinned."""
     roles: tuple[RoleSlots, ...] = ()
     """Roles with their own resources."""
+    num_spares: int = 0
+    """Number of spares of a complete gang."""
     fence: Fence | None = None
     """Set while a plan is made, if the gang can't use some nodes because of reservations."""
     num_parts: int = 1
-    """Number of workers that hold one replica of an elastic gang's model. The gang only has sizes
-    that are multiples of this number."""
+    """Number of workers that hold one replica of an elastic gang's model. The number of workers
+    that train is a multiple of this number."""
 
     @property
     def is_bound(self) -> bool:
@@ -145,11 +147,29 @@ class Request:
 
     def of_size(self, num_workers: int) -> Request:
         """Return this request with exactly `num_workers` workers."""
-        return replace(self, num_workers=num_workers, min_workers=None)
+        num_spares = max(0, num_workers - self.num_ranks)
+        return replace(self, num_workers=num_workers, min_workers=None, num_spares=num_spares)
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of workers of a complete gang that train."""
+        return self.num_workers - self.num_spares
+
+    def rounded_down(self, num_workers: int) -> int:
+        """Return the gang's largest size that is at most `num_workers` (see the function
+        `rounded_down`)."""
+        return rounded_down(num_workers, self.num_parts, self.num_ranks)
 
     @property
     def least(self) -> int:
+        """Minimum number of workers with which the gang starts."""
         return self.num_workers if self.min_workers is None else self.min_workers
+
+    @property
+    def least_running(self) -> int:
+        """Minimum number of workers that the gang keeps while it runs. It can release its
+        spares."""
+        return self.num_ranks if self.min_workers is None else self.min_workers
 
 
 @dataclass(frozen=True)
@@ -217,8 +237,9 @@ def request_of(resources: Resources, elastic: Elastic | None = None) -> Request:
     if resources.accelerator is not None:
         bundle[f"accelerator_type:{resources.accelerator}"] = ACCELERATOR_SHARE
     bundle |= dict.fromkeys(label_resources(resources.node_labels), LABEL_SHARE)
-    least = None if elastic is None else elastic.min_workers
-    return Request(resources.num_workers, bundle, least, resources.required_topology)
+    least, num_spares = (None, 0) if elastic is None else (elastic.min_workers, elastic.spares)
+    num_workers, level = resources.num_workers + num_spares, resources.required_topology
+    return Request(num_workers, bundle, least, level, num_spares=num_spares)
 
 
 def request_of_job(spec: JobSpec) -> Request:
@@ -232,7 +253,7 @@ def request_of_job(spec: JobSpec) -> Request:
         if own.memory_bytes is not None:
             bundle["memory"] = float(own.memory_bytes)
         roles.append(RoleSlots(name, ranks.start, len(ranks), bundle))
-    num_parts = 1 if spec.elastic is None else spec.parallel.num_parts
+    num_parts = spec.parallel.num_parts if spec.changes_size else 1
     return replace(request, roles=tuple(roles), num_parts=num_parts)
 
 
@@ -265,6 +286,18 @@ def held_by_node(holders: Sequence[Holder]) -> dict[str, dict[str, float]]:
 def held_on(node_id: str, holders: Sequence[Holder]) -> dict[str, float]:
     """Return the resources that the jobs hold on one node."""
     return held_by_node(holders).get(node_id, {})
+
+
+def spares_last(slices: Sequence[Slice], num_spares: int) -> tuple[Slice, ...]:
+    """Split the slices so that each of the last `num_spares` workers has its own slice, which a
+    group can release without releasing other workers."""
+    ranks, spares = list(slices), list[Slice]()
+    while len(spares) < num_spares:
+        last = ranks.pop()
+        spares.insert(0, Slice(last.node_id, 1))
+        if last.num_workers > 1:
+            ranks.append(Slice(last.node_id, last.num_workers - 1))
+    return (*ranks, *spares)
 
 
 def fits(bundle: Mapping[str, float], free: Mapping[str, float]) -> int:
@@ -303,8 +336,11 @@ def _gpus_apart(gpus: float, free: Mapping[str, float]) -> int:
     return math.floor((free.get(WHOLE_GPUS, left) + EPSILON) / gpus)
 
 
-def rounded_down(num_workers: int, num_parts: int) -> int:
-    """Return the largest multiple of `num_parts` that is at most `num_workers`."""
+def rounded_down(num_workers: int, num_parts: int, num_ranks: int | None = None) -> int:
+    """Return the largest size of a gang that is at most `num_workers`: a multiple of `num_parts`,
+    or at least `num_ranks`, because all workers in addition to `num_ranks` are spares."""
+    if num_ranks is not None and num_workers >= num_ranks:
+        return num_workers
     return num_workers // num_parts * num_parts
 
 
@@ -342,6 +378,8 @@ def needs(request: Request) -> str:
     where = "" if own_reservation is None else f" in the reservation {own_reservation!r}"
     if not request.roles:
         number = workers(request.least)
+        if request.num_spares and not at_least:
+            number += f", {request.num_spares} of them spare{'s'[: request.num_spares > 1]},"
         return f"needs {at_least}{number} of {spoken_bundle(request.bundle)}{within}{where}"
     own = [f"{spoken_ranks(role)} of {spoken_bundle(role.bundle)}" for role in request.roles]
     alike = f"{workers(request.num_alike)} of {spoken_bundle(request.bundle)}"

@@ -224,7 +224,7 @@ class Round:
         has_slots: whether `offer.soon` has enough slots."""
         if most < gang.least:
             return None, False
-        asked = gang.kind, gang.least, most, gang.request.num_parts
+        asked = gang.kind, gang.least, most, gang.request
         slices = offer.now.pack_most(*asked) if has_slots else None
         passes = slices is None and self._backfill.may_pass(job.ends_within_s)
         if passes:
@@ -285,7 +285,7 @@ class Round:
         if not self._emptied.can_hold(gang):
             return
         offer = self._passable if job.yields else self._open
-        slices = offer.now.pack_most(kind, gang.least, most, gang.request.num_parts)
+        slices = offer.now.pack_most(kind, gang.least, most, gang.request)
         if slices is None:
             self._set_aside(job.job_id, gang, most, is_overdue=False)
         else:
@@ -299,7 +299,7 @@ class Round:
         if there are too few such slots."""
         if most < gang.least:
             return None
-        slices = offer.soon.pack_most(gang.kind, gang.least, most, gang.request.num_parts)
+        slices = offer.soon.pack_most(gang.kind, gang.least, most, gang.request)
         if slices is None:
             return None
         if self._allowances.lending is not None:
@@ -330,7 +330,8 @@ class Round:
         gang = self._gangs.of(group.request)
         kind = gang.kind
         most, held = group.most, count(group.slices)
-        least = gang.request.num_parts - held % gang.request.num_parts
+        num_parts, lacks_ranks = gang.request.num_parts, held < gang.request.num_ranks
+        least = num_parts - held % num_parts if lacks_ranks else 1
         if group.job_id in self._targets:
             most = min(most, self._targets[group.job_id] - held)
         sentence = f"could grow by {workers(group.most)} of {gang.bundle_spoken}"
@@ -349,8 +350,8 @@ class Round:
         if lent.workers < least:
             return Stay(group.job_id, lent.reason(sentence))
         most = min(most, headroom.workers, lent.workers)
-        replicas = group.slices, gang.request.num_parts
-        slices = self._open.now.pack_near(group.job_id, kind, least, most, *replicas)
+        near = group.slices, gang.request
+        slices = self._open.now.pack_near(group.job_id, kind, least, most, *near)
         if slices is not None:
             return self._grow(group, gang, slices)
         return self._stay(sentence, group, gang, least)

@@ -295,8 +295,8 @@ class Windows:
         there = self._nodes_of[each.name]
         inside = tuple(part for part in job.slices if part.node_id in there)
         left = count(job.slices) - count(inside)
-        is_spare = all(part in job.spare for part in inside) and left % job.request.num_parts == 0
-        if job.recalled or not is_spare:
+        is_spare = all(part in job.spare for part in inside)
+        if job.recalled or not is_spare or job.request.rounded_down(left) != left:
             return None
         message = f"continues with fewer workers, because {each.spoken} includes some of its nodes"
         return Leaving(job, inside, Reason(RESERVED, message))

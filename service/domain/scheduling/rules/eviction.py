@@ -100,7 +100,8 @@ class RunningJob:
     @property
     def spare_together(self) -> list[tuple[Slice, ...]]:
         """The spare slots in the groups in which they can be released."""
-        return released_together(self.spare, count(self.slices), self.request.num_parts)
+        size = count(self.slices), self.request.num_parts, self.request.num_ranks
+        return released_together(self.spare, *size)
 
     @property
     def has_earned_start(self) -> bool:

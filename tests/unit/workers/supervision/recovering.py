@@ -16,13 +16,15 @@ from ray_workers.shared.heartbeat import RankPhase
 from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.supervision.fault_injection import FaultInjector
 from ray_workers.supervision.group_monitor import GroupMonitor
+from ray_workers.supervision.member import Member
 from ray_workers.supervision.preparation import Preparation
 from ray_workers.supervision.recovery import RecoveryController
 from ray_workers.supervision.resizing import Resizing
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.slots import Slots, SlotsUnavailable
-from ray_workers.supervision.worker_group import Member, WorkerGroup
+from ray_workers.supervision.spares import Spares
+from ray_workers.supervision.worker_group import WorkerGroup
 from tests.unit.workers.supervision.observed import Reports, observation
 from tests.wire import attempt_spec, traits
 
@@ -155,12 +157,13 @@ class SlowGroup(WorkerGroup):
 
 def recovery_of(
     parts: Any, prepare: Any, speed: MachineSpeed, timings: Timings
-) -> tuple[RecoveryController, Resizing]:
+) -> tuple[RecoveryController, Resizing, Spares]:
     """parts: the attempt's spec, its group, nodes and reporter."""
     spec, group, nodes, _ = parts
     starts = Preparation(group, nodes, prepare, speed, timings)
     recovery = RecoveryController(*parts, lambda: None, starts, speed, timings)
-    return recovery, Resizing(spec, group, nodes, recovery, starts, timings)
+    resizing = Resizing(spec, group, nodes, recovery, starts, timings)
+    return recovery, resizing, Spares(*parts, recovery, starts, speed, timings)
 
 
 class Recovering:
@@ -178,7 +181,7 @@ class Recovering:
         self.unprepared: Exception | None = None
         parts: Any = (spec, self.group, self.nodes, self.reports)
         changes = recovery_of(parts, self.prepare, self.speed, QUICK)
-        self.recovery, self.resizing = changes
+        self.recovery, self.resizing, self.spares = changes
         drills = FaultInjector(parts[-1])
         self.monitor = GroupMonitor(*parts, drills, *changes, self.speed, QUICK)
 

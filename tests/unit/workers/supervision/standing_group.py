@@ -74,6 +74,7 @@ class Standing:
         self.takes_signals = True
         self.num_observed = 0
         self.slots: list[Any] = []
+        self.spares: list[Any] = []
         self.stack_of: dict[int, str] = {}
         self.busy: set[int] = set()
         """Ranks that use a CPU all the time."""

@@ -24,7 +24,8 @@ from tests.wire import attempt_spec
 
 PATIENCE_S = 30.0
 MEMBERS = [
-    SimpleNamespace(index=index, node_id=node, is_placed=False) for index, node in enumerate("aab")
+    SimpleNamespace(index=index, node_id=node, is_placed=False, is_spare=False)
+    for index, node in enumerate("aab")
 ]
 DONE = replace(
     Outcome.of(Cause.SUCCEEDED, "every rank exited with code 0"), log_lines_lost={0: 3, 1: 4}

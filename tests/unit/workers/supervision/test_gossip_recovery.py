@@ -11,7 +11,7 @@ import pytest
 from ray_workers.node import placement_groups
 from ray_workers.node.forkserver.client import ForkFailed
 from ray_workers.shared.contracts import FrameKind, Slice
-from ray_workers.supervision.worker_group import Member
+from ray_workers.supervision.member import Member
 from tests.unit.workers.supervision.observed import observation
 from tests.unit.workers.supervision.recovering import (
     PATIENCE_S,

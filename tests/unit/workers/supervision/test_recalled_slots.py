@@ -12,8 +12,8 @@ import pytest
 from ray_workers.shared.commands import Grant, Recall
 from ray_workers.shared.contracts import FrameKind, Slice
 from ray_workers.shared.frames import LossKind
+from ray_workers.supervision.member import Member
 from ray_workers.supervision.slots import Slots
-from ray_workers.supervision.worker_group import Member
 from tests.unit.workers.supervision.observed import Reports, observation
 from tests.unit.workers.supervision.recovering import (
     ON_M,

@@ -28,6 +28,7 @@ class Group:
 
     def __init__(self) -> None:
         self.running: list[Any] = []
+        self.spares: list[Any] = []
         self.goes = asyncio.Event()
         self.goes.set()
         self.is_ended = False

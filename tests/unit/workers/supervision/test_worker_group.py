@@ -15,10 +15,11 @@ from ray_workers.node import placement_groups
 from ray_workers.shared.contracts import AWAITING, RoleSlots, Slice
 from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.supervision import local_rank, worker_group
+from ray_workers.supervision.member import Member
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.slots import Slots
-from ray_workers.supervision.worker_group import Member, WorkerGroup
+from ray_workers.supervision.worker_group import WorkerGroup
 from tests.wire import attempt_spec, traits
 
 
@@ -207,7 +208,7 @@ def test_silos_are_the_ranks_of_their_slices_also_where_a_node_has_several() -> 
         spec = attempt_spec(slices=slices, traits=traits({}, is_tied_to_nodes=are_silos))
         group = WorkerGroup(spec, "a", "127.0.0.1", MachineSpeed(), Timings())
         group.slots[:] = [Slots(part, None, {}) for part in slices]  # type: ignore[arg-type]
-        assert [slots.part.node_id for slots in group._slots_by_rank()] == order
+        assert [slots.part.node_id for slots in group._slots_by_rank()[0]] == order
 
 
 class NamedActors:
@@ -240,7 +241,7 @@ async def test_roles_get_slots_of_their_own_and_keep_their_ranks(
     assert asked == [[of_worker] * 2, [of_worker], [of_server]]
     monkeypatch.setattr(worker_group, "RankActor", NamedActors())
     monkeypatch.setattr(worker_group, "PlacementGroupSchedulingStrategy", lambda *_, **at: at)
-    group._create_members(group._slots_by_rank())
+    group._create_members(group._slots_by_rank()[0])
     found = [(m.actor, m.node_id, dict(m.slots.bundle)) for m in group.members]
     assert found == [
         ("dray:job:1:worker:0:0", "a", of_worker),
@@ -264,3 +265,14 @@ def test_a_rank_that_is_restarted_alone_has_its_rank_at_once() -> None:
     tasks = [group._task(member) for member in again]
     assert [task.generation for task in tasks] == [AWAITING, 0]
     assert [task.spool_dir.rpartition(".")[2] for task in tasks] == ["early", "metrics"]
+
+
+def test_the_last_slots_are_the_spares_and_the_ranks_of_a_node_are_consecutive() -> None:
+    slices = (Slice("a", 1), Slice("b", 1), Slice("a", 1), Slice("b", 1))
+    spec = attempt_spec(slices=slices, traits=traits({}, most_ranks=3))
+    assert (spec.num_slots, spec.world_size) == (4, 3)
+    group = WorkerGroup(spec, "a", "127.0.0.1", MachineSpeed(), Timings())
+    group.slots[:] = [Slots(part, None, {}) for part in slices]  # type: ignore[arg-type]
+    ranks, spares = group._slots_by_rank()
+    assert [slots.part.node_id for slots in ranks] == ["a", "a", "b"]
+    assert spares == [group.slots[-1]]

@@ -13,9 +13,10 @@ from ray_workers.recipes import RECIPES
 from ray_workers.shared.contracts import WORKER_MTBF_S, Cause, RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.shared.processes.machine_speed import MachineSpeed
+from ray_workers.supervision.member import Member
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.slots import Slots
-from ray_workers.supervision.worker_group import Member, WorkerGroup
+from ray_workers.supervision.worker_group import WorkerGroup
 from ray_workers.training.checkpoint.interval import CheckpointInterval
 from ray_workers.training.loop import trainer
 from tests.fakes.attempt import Failed, FakeRank

@@ -107,3 +107,31 @@ def test_silos_go_on_without_a_lost_node_as_long_as_they_are_a_quorum() -> None:
     left = roster(A, L, A, dead_nodes={"n1"}, least=2)
     assert next_round(left, SILOS) == replace(NOTHING, members=(0, 2))
     assert "no other node holds the data" in str(next_round(replace(left, least=3), SILOS))
+
+
+P = WorkerState.SPARE
+
+
+def test_a_spare_gets_the_rank_of_a_lost_worker_and_no_process_is_awaited() -> None:
+    found = next_round(roster(A, L, A, P), REPLICAS)
+    assert found == replace(NOTHING, members=(0, 3, 2), takeovers=((3, 1),))
+    dead = next_round(roster(A, L, A, P, dead_nodes={"n1"}), REPLICAS)
+    assert dead == replace(NOTHING, members=(0, 3, 2), takeovers=((3, 1),))
+
+
+def test_a_spare_gets_the_rank_of_a_worker_whose_slot_is_recalled() -> None:
+    found = next_round(roster(A, A, P, leaving={0}), REPLICAS)
+    assert found == replace(NOTHING, members=(2, 1), takeovers=((2, 0),))
+
+
+def test_lost_workers_beyond_the_spares_get_another_process() -> None:
+    found = next_round(roster(L, L, A, P), REPLICAS)
+    assert found == replace(NOTHING, members=(3, 1, 2), restarted=(1,), takeovers=((3, 0),))
+
+
+def test_a_spare_is_neither_used_for_growth_nor_if_its_own_slot_goes() -> None:
+    assert next_round(roster(A, A, P, R), REPLICAS) == replace(NOTHING, members=(0, 1, 3))
+    assert next_round(roster(A, A, P), REPLICAS) == replace(NOTHING, members=(0, 1))
+    for gone in ({"dead_nodes": {"n2"}}, {"leaving": {2}}):
+        found = next_round(roster(A, L, P, **gone), REPLICAS)
+        assert found == replace(NOTHING, members=(0, 1), restarted=(1,))

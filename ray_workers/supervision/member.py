@@ -1,0 +1,57 @@
+"""A worker of a group, as its supervisor records it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ray_workers.supervision.rules.failure_attribution import RankExit
+from ray_workers.supervision.slots import Slots
+
+
+@dataclass
+class Member:
+    """A worker: its slot, the actor that holds the slot, and the current process in it."""
+
+    index: int
+    """The worker's number for the entire attempt. Numbers are never reused."""
+    rank: int
+    """The worker's current number in the group. The ranks of a group have no gaps."""
+    local_rank: int
+    node_rank: int
+    slots: Slots
+    bundle: int
+    """Index of the worker's bundle in its placement group."""
+    local_world_size: int
+    actor: Any
+    """The rank's actor, or a LocalRank."""
+    incarnation: int = 0
+    """The rendezvous round for which the process was started."""
+    is_placed: bool = True
+    """Whether the worker has a rank in the group. A newcomer gets a rank when it is ready."""
+    is_spare: bool = False
+    """Whether the worker has no rank, and gets one only if another worker loses its rank."""
+    is_ready: bool = False
+    """Whether the process of the spare has reached the point where it waits for a rank."""
+    exit: asyncio.Future[RankExit] | None = None
+    """Completes when the exit of the process is observed or the actor is lost."""
+
+    @property
+    def node_id(self) -> str:
+        return self.slots.part.node_id
+
+    @property
+    def is_running(self) -> bool:
+        return self.exit is not None and not self.exit.done()
+
+    @property
+    def has_vanished(self) -> bool:
+        """Whether the worker's process was lost without an exit code."""
+        return self.exit is not None and self.exit.done() and self.end.exit_code is None
+
+    @property
+    def end(self) -> RankExit:
+        """The exit of the worker's process, with the worker's current rank."""
+        assert self.exit is not None, "it never ran"
+        return replace(self.exit.result(), rank=self.rank)

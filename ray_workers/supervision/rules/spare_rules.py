@@ -1,0 +1,58 @@
+"""Rules for spares. The module is pure, and imports neither Ray nor torch."""
+
+from __future__ import annotations
+
+import signal
+
+from ray_workers.shared.heartbeat import RankObservation, RankPhase
+from ray_workers.supervision.rules.failure_attribution import RankExit
+
+FIRST_PAUSE_S, MOST_PAUSE_S = 5.0, 300.0
+"""Pauses, in seconds, before a spare that could not be started is started again. The pause is
+doubled after each failure."""
+
+
+def is_responding(spare: RankObservation | None, limit_s: float) -> bool:
+    """Whether a spare waits for a rank and can get one. A waiting spare writes to its heartbeat
+    page at least once per `limit_s` seconds unless it is suspended or hangs.
+
+    `spare` is None if the spare's node did not report the spare.
+    """
+    return (
+        spare is not None
+        and spare.status.phase is RankPhase.STANDBY
+        and spare.state not in ("", "T", "t")
+        and spare.age_s <= limit_s
+    )
+
+
+def is_standing_still(spare: RankObservation | None, limit_s: float, *, was_ready: bool) -> bool:
+    """Whether a running spare has stopped responding. A spare that is still being started
+    (`was_ready` is False) can stay in a phase for longer, so it must be suspended. If its node does
+    not report the spare, the node's silence is handled separately."""
+    if spare is None or not spare.state or spare.age_s <= limit_s:
+        return False
+    return was_ready or spare.state in ("T", "t")
+
+
+def how_it_ended(end: RankExit) -> str:
+    """Return a phrase such as `was killed by SIGKILL`."""
+    if end.exit_code is None:
+        return "vanished"
+    if end.exit_code >= 0:
+        return f"exited with code {end.exit_code}"
+    try:
+        return f"was killed by {signal.Signals(-end.exit_code).name}{end.why_killed}"
+    except ValueError:
+        return f"was killed by signal {-end.exit_code}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a phrase such as `2 spares`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def pause_s(num_failures: int) -> float:
+    """Return the pause before a spare is started again that has failed to start `num_failures`
+    times before."""
+    return min(FIRST_PAUSE_S * 2.0 ** min(num_failures, 16), MOST_PAUSE_S)
