@@ -177,8 +177,7 @@ class ModelParallel(Strategy):
         return self.mesh.shape.with_same_part(rank, self.world_size)
 
     def replica_of(self, rank: int) -> Sequence[int]:
-        index = self._twins_of(rank).index(rank)
-        return sorted({self._twins_of(each)[index] for each in range(self.world_size)})
+        return self.mesh.shape.with_same_replica(rank, self.world_size)
 
     def prepare(self, feed: Feed, step: int) -> None:
         if self._parts is not None:
