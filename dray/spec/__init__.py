@@ -14,12 +14,23 @@ from dray.spec.job import SPEC_VERSION, JobSpec
 from dray.spec.ordering import After, Array
 from dray.spec.program.environment import Environment
 from dray.spec.program.metrics import Metric
-from dray.spec.program.model import Cnn, Gpt, Imported, Mlp, Model, ResNet, Unet
+from dray.spec.program.model import (
+    Cnn,
+    Gpt,
+    Imported,
+    Lora,
+    Mlp,
+    Model,
+    Pretrained,
+    ResNet,
+    Unet,
+)
 from dray.spec.program.recipes import RECIPES, RecipeName
 from dray.spec.program.script import Script
 from dray.spec.resources import Elastic, Resources, RoleResources
 from dray.spec.sweep import Parameter, SuccessiveHalving, Sweep
 from dray.spec.training.data import Data, Format, Missing
+from dray.spec.training.method import Sft
 from dray.spec.training.parallel import MAX_WORKERS, Parallel
 from dray.spec.training.sync import (
     AllReduce,
@@ -69,6 +80,7 @@ __all__ = [
     "InMemory",
     "InitFrom",
     "JobSpec",
+    "Lora",
     "LrScaling",
     "Metric",
     "Missing",
@@ -80,6 +92,7 @@ __all__ = [
     "Parallel",
     "Parameter",
     "ParameterServer",
+    "Pretrained",
     "Profile",
     "RecipeName",
     "ResNet",
@@ -87,6 +100,7 @@ __all__ = [
     "RoleResources",
     "Schedule",
     "Script",
+    "Sft",
     "SuccessiveHalving",
     "Sweep",
     "Sync",

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BeforeValidator, Field, StrictBool, model_validator
 
 from dray.spec.checkpoint import Check, Checkpoint, InitFrom
-from dray.spec.checks import copies, division, group, training
+from dray.spec.checks import copies, division, fine_tuning, group, training
 from dray.spec.federated import job_checks
 from dray.spec.federated.document import Federated
 from dray.spec.fields import (
@@ -38,6 +38,7 @@ from dray.spec.resources import Elastic, Resources, RoleRanks
 from dray.spec.sweep import Sweep
 from dray.spec.times import Time, check_order, with_offsets
 from dray.spec.training.data import Data
+from dray.spec.training.method import Method
 from dray.spec.training.parallel import Parallel, written_out
 from dray.spec.training.sync import (
     AllReduce,
@@ -72,6 +73,9 @@ class JobSpec(Document):
     """Your own training script. Give either `script` or `recipe`."""
     model: Model | None = None
     """The model to train. Defaults to the first model of the recipe."""
+    method: Method | None = None
+    """fine_tuning: how the model learns from the examples. `sft` is a short form for the method
+    with its defaults, which is also the default."""
     data: Data = Data()
     train: Train = Train()
     parallel: Annotated[
@@ -169,12 +173,14 @@ class JobSpec(Document):
         return self._with_kinds(self.model_dump(mode="json", exclude_defaults=True))
 
     def _with_kinds(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Add the fields that select the classes of `sync` and `model`. A dump omits these fields
-        if they were not set, or are the defaults of their classes."""
+        """Add the fields that select the classes of `sync`, `model` and `method`. A dump omits
+        these fields if they were not set, or are the defaults of their classes."""
         if self.sync is not None and "sync" in document:
             document["sync"]["kind"] = self.sync.kind
         if self.model is not None and "model" in document:
             document["model"]["name"] = self.model.name
+        if self.method is not None and "method" in document:
+            document["method"]["name"] = self.method.name
         return document
 
     @property
@@ -279,12 +285,15 @@ class JobSpec(Document):
     @model_validator(mode="before")
     @classmethod
     def _the_recipes_own_model(cls, document: Any) -> Any:
-        """Set the name of the model, if it is unset, to the recipe's first model."""
+        """Set the name of the model, if it is unset, to the recipe's first model, and the method of
+        fine-tuning to its default."""
         if not isinstance(document, Mapping):
             return document
         recipe, model = document.get("recipe"), document.get("model")
         if not isinstance(recipe, str) or recipe not in RECIPES:
             return document
+        if recipe == "fine_tuning" and document.get("method") is None:
+            document = {**document, "method": {}}
         if isinstance(model, Mapping) and "import" in model and "name" not in model:
             return {**document, "model": {"name": "imported", **model}}
         if model is None or (isinstance(model, Mapping) and "name" not in model):
@@ -328,6 +337,7 @@ class JobSpec(Document):
         self._check_sweep()
         check_order(self.begin_at, self.deadline)
         self._check_singleton()
+        fine_tuning.check(self)
         if self.recipe is None:
             if self.init_from is not None:
                 raise wrong("/init_from", "is only for recipes: a script loads its own checkpoints")

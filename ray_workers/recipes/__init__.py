@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from dray.spec import Data, JobSpec
 from ray_workers.recipes import (
+    fine_tuning,
     image_classification,
     image_segmentation,
     language_model,
@@ -57,15 +58,16 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "tabular_regression": Recipe(tabular.build_regression, tabular.load, private_data.of_table),
     "language_model": Recipe(language_model.build, language_model.load),
+    "fine_tuning": Recipe(fine_tuning.build, fine_tuning.load),
 }
 """The recipes, keyed by their name in a job document."""
 
 
 def load(folder: str | os.PathLike[str], *, device: str = "cpu") -> Any:
     """Load the trained model from the folder of a job's artifacts: an
-    `image_classification.Classifier`, `image_segmentation.Segmenter`, `tabular.Predictor` or
-    `language_model.Generator`. The docstring of its `predict` method describes the inputs. Raise
-    FileNotFoundError if the folder has no result."""
+    `image_classification.Classifier`, `image_segmentation.Segmenter`, `tabular.Predictor`,
+    `language_model.Generator` or `fine_tuning.Writer`. The docstring of its `predict` method
+    describes the inputs. Raise FileNotFoundError if the folder has no result."""
     path = Path(folder)
     recipe = results.read_config(path)["recipe"]
     loaded = RECIPES[recipe].load(path)

@@ -22,6 +22,8 @@ MOST_EXACT_SCORES = 20_000_000
 """Up to this number of scores (samples times classes), each rank keeps all scores, and the area
 under the curve is computed exactly. For more scores, a histogram is used."""
 NUM_BINS = 1_000
+IGNORED = -100
+"""The target of a position whose prediction does not count, as in torch and transformers."""
 MIDDLE_LOG_ODDS = 16.0
 """Half of the bins are for log-odds from minus this value to this value. Log-odds are used because
 nearly all probabilities are below a hundredth if there are a thousand classes. The outer bins are
@@ -274,8 +276,8 @@ def _mean_of_present(shares: Tensor, totals: Tensor) -> Tensor:
 
 
 class Perplexity(Metric):
-    """Perplexity. torchmetrics computes the loss from a float32 probability, so that a loss of 103
-    or more becomes infinite."""
+    """Perplexity over all targets except `IGNORED`. torchmetrics computes the loss from a float32
+    probability, so that a loss of 103 or more becomes infinite."""
 
     loss: Tensor
     total: Tensor
@@ -287,15 +289,23 @@ class Perplexity(Metric):
         self.add_state("total", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
-        self.loss += F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-        self.total += targets.numel()
+        self.loss += token_losses(logits, targets)
+        self.total += (targets != IGNORED).sum()
 
     def compute(self) -> Tensor:
         return (self.loss / self.total).exp()
 
 
+def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the sum of the cross entropies of all targets except `IGNORED`: (N, T, vocabulary)
+    logits, (N, T) ids -> scalar."""
+    return F.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=IGNORED
+    )
+
+
 class TokenAccuracy(Metric):
-    """The share of tokens for which the most likely prediction was correct."""
+    """The share of tokens, except `IGNORED`, for which the most likely prediction was correct."""
 
     right: Tensor
     total: Tensor
@@ -307,7 +317,7 @@ class TokenAccuracy(Metric):
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         self.right += (logits.argmax(dim=-1) == targets).sum()
-        self.total += targets.numel()
+        self.total += (targets != IGNORED).sum()
 
     def compute(self) -> Tensor:
         return self.right / self.total

@@ -6,45 +6,80 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from dray.spec import JobSpec
-from ray_workers.training.core.workload import StoredWeights, WriteResults
+from ray_workers.training.core.workload import StoredWeights, Trained, WriteResults
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 """Names the file of each tensor, in the format of Hugging Face's libraries, if the weights are in
 several files."""
 CONFIG = "config.json"
+DRAY_CONFIG = "dray.json"
+"""Contains what is otherwise in `CONFIG`, if `CONFIG` is the configuration of a Hugging Face
+model."""
+METADATA = {"format": "pt"}
+"""The metadata with which transformers accepts a safetensors file."""
 
 
 def writer(document: JobSpec, config: Mapping[str, Any]) -> WriteResults:
     """Return a function that writes the weights, the metrics, the labels, and a `config.json` that
     includes `config`."""
 
-    def write(
-        trained: nn.Module | StoredWeights, metrics: Mapping[str, float], step: int, folder: Path
-    ) -> None:
-        if isinstance(trained, nn.Module):
-            state = {key: value.cpu().contiguous() for key, value in trained.state_dict().items()}
-            save_file(_apart(state), folder / WEIGHTS)
-        elif set(trained.file_of.values()) != {WEIGHTS}:
-            size = {"total_size": trained.num_bytes}
-            _write_json(folder / INDEX, {"metadata": size, "weight_map": dict(trained.file_of)})
-        assert document.model is not None
-        about = {"recipe": document.recipe, "model": document.model.model_dump(mode="json")}
-        whole = {**about, **config, "step": step, "spec": document.model_dump(mode="json")}
-        _write_json(folder / CONFIG, whole)
-        if "labels" in config:
-            _write_json(folder / "labels.json", config["labels"])
-        # A metric that is undefined for the validation samples is NaN, which JSON does not support.
-        finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
-        _write_json(folder / "metrics.json", {"step": step, **finite})
+    def write(trained: Trained, metrics: Mapping[str, float], step: int, folder: Path) -> None:
+        write_weights(trained, folder)
+        write_about(document, config, metrics, step, folder)
 
     return write
+
+
+def write_weights(
+    trained: Trained, folder: Path, dtypes: Mapping[str, torch.dtype] = MappingProxyType({})
+) -> None:
+    """Write the weights or, if they are already stored in several files, the index of the files.
+    dtypes: the data types of tensors that are stored in another type than the model's."""
+    if isinstance(trained, StoredWeights):
+        if set(trained.file_of.values()) != {WEIGHTS}:
+            write_index(trained, folder)
+        return
+    state = trained.state_dict() if isinstance(trained, nn.Module) else trained
+    kept = {
+        key: value.to("cpu", dtypes.get(key, value.dtype)).contiguous()
+        for key, value in state.items()
+    }
+    save_file(_apart(kept), folder / WEIGHTS, METADATA)
+
+
+def write_index(stored: StoredWeights, folder: Path) -> None:
+    size = {"total_size": stored.num_bytes}
+    _write_json(folder / INDEX, {"metadata": size, "weight_map": dict(stored.file_of)})
+
+
+def write_about(
+    document: JobSpec,
+    config: Mapping[str, Any],
+    metrics: Mapping[str, float],
+    step: int,
+    folder: Path,
+    name: str = CONFIG,
+) -> None:
+    """Write the files with the document, the labels and the metrics. name: the file with the
+    document and `config`."""
+    assert document.model is not None
+    about = {"recipe": document.recipe, "model": document.model.model_dump(mode="json")}
+    whole = {**about, **config, "step": step, "spec": document.model_dump(mode="json")}
+    _write_json(folder / name, whole)
+    if "labels" in config:
+        _write_json(folder / "labels.json", config["labels"])
+    # A metric that is undefined for the validation samples is NaN, which JSON does not support.
+    finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
+    _write_json(folder / "metrics.json", {"step": step, **finite})
 
 
 def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -61,7 +96,9 @@ def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Read the configuration. Raises FileNotFoundError if the folder has no result."""
-    path = folder / CONFIG
+    path = folder / DRAY_CONFIG
+    if not path.is_file():
+        path = folder / CONFIG
     if not path.is_file():
         raise FileNotFoundError(
             f"{folder} does not contain a recipe's result: {CONFIG} is missing. Download a "

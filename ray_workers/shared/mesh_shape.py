@@ -51,3 +51,9 @@ class MeshShape:
         part = self.position(rank, world_size).part
         replicas = range(world_size // self.num_parts)
         return [self.rank(MeshPosition(each, part), world_size) for each in replicas]
+
+    def with_same_replica(self, rank: int, world_size: int) -> list[int]:
+        """Return the ranks of the replica that `rank` belongs to, in order."""
+        replica = self.position(rank, world_size).replica
+        parts = range(self.num_parts)
+        return sorted(self.rank(MeshPosition(replica, each), world_size) for each in parts)

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from dray.spec import Environment, Gpt, Imported, JobSpec
+from dray.spec import Environment, Gpt, Imported, JobSpec, Pretrained
 from dray.spec.program.code import RemoteCode
 from ray_workers.shared.net_policy import (
     Address,
@@ -46,6 +46,8 @@ async def refuse_forbidden(spec: JobSpec, policy: DataPolicy) -> None:
             await _check(silo.source, f"/federated/silos/{number}/source", policy)
     if isinstance(spec.model, Gpt | Imported) and spec.model.tokenizer is not None:
         await _check(spec.model.tokenizer, "/model/tokenizer", policy)
+    if isinstance(spec.model, Pretrained):
+        await _check(spec.model.base, "/model/base", policy)
     if (code := spec.remote_code) is not None:
         await _check(code.address, f"/script/code/{'git' if code.git else 'url'}", policy)
         await _check_encryption(code, AllowedHosts(policy.private_hosts))

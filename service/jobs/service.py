@@ -34,7 +34,7 @@ from service.domain.events import ACTOR, ANONYMOUS
 from service.domain.ids import new_job_id
 from service.domain.scheduling.rules.dependencies import Prerequisite
 from service.domain.states import BEING_STOPPED, Trigger, cancelled_by, cancelled_while_queued
-from service.jobs import arrays, data_policy, listing, new_jobs, serializers, sweeps
+from service.jobs import arrays, base_models, data_policy, listing, new_jobs, serializers, sweeps
 from service.jobs.deletions import Deletions, not_found
 from service.jobs.idempotency import IdempotencyKey, KeysInFlight, reserve
 from service.lifecycle import dependencies
@@ -198,7 +198,9 @@ class Jobs:
     async def prepare(self, spec: JobSpec, owner: str) -> PreparedDocument:
         """Do the checks of a submission that need no transaction."""
         new_jobs.refuse_functions(spec, self._settings)
-        await data_policy.refuse_forbidden(spec, node_policies.data_policy(self._settings))
+        policy = node_policies.data_policy(self._settings)
+        await data_policy.refuse_forbidden(spec, policy)
+        await base_models.refuse_unfit(spec, policy)
         spec, silo_sources = new_jobs.without_sources(spec)
         resolved = await self._plans.resolve(spec)
         spec = resolved.spec

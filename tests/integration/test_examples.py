@@ -12,11 +12,13 @@ from dray import Client
 from dray.views import Job, JobState
 from tests.integration.harness import ROOT
 from tests.marks import soak
+from tests.unit.recipes.tiny_models import with_tiny_base
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 LONG = sorted((ROOT / "examples" / "parallel").glob("*.yaml"))
+TUNING = sorted((ROOT / "examples" / "fine_tuning").glob("*.yaml"))
 SHORT = [path for path in LONG if path.stem in ("context", "products")]
 FEW = [
     path
@@ -52,7 +54,12 @@ def test_the_examples_succeed_in_one_attempt_with_all_of_them_in_the_queue(
     examples = EXAMPLES if divided is LONG else FEW
     submitted = {path.name: client.submit(path).id for path in examples}
     submitted |= {path.name: client.submit(with_texts(path, tmp_path)).id for path in divided}
-    assert len(submitted) == len(examples) + len(divided)
+    for path in TUNING:
+        folder = tmp_path / path.stem
+        folder.mkdir()
+        document = with_tiny_base(yaml.safe_load(path.read_text()), folder)
+        submitted[path.name] = client.submit(document).id
+    assert len(submitted) == len(examples) + len(divided) + len(TUNING)
     ended = {name: client.wait(job_id, timeout_s=500) for name, job_id in submitted.items()}
     faults = {name: fault_of(client, job) for name, job in ended.items()}
     assert {name: fault for name, fault in faults.items() if fault} == {}

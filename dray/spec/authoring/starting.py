@@ -30,6 +30,15 @@ _SOURCES: Final[Mapping[str, Mapping[str, Any]]] = {
     "tabular_classification": {"source": "sklearn://iris"},
     "tabular_regression": {"source": "sklearn://diabetes"},
     "language_model": {"source": "file:///path/to/text.txt"},
+    "fine_tuning": {"source": "file:///path/to/examples.jsonl"},
+}
+_MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "fine_tuning": {"base": "file:///path/to/model", "adapter": {"kind": "lora", "rank": 16}},
+}
+_METHODS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "fine_tuning": {
+        "method": {"name": "sft", "loss": "answers", "max_length": 1024, "packing": False}
+    }
 }
 
 
@@ -66,7 +75,8 @@ def _recipe(recipe: str) -> dict[str, Any]:
     return {
         "name": recipe.replace("_", "-"),
         "recipe": recipe,
-        "model": {"name": options.models[0]},
+        "model": {"name": options.models[0], **_MODELS.get(recipe, {})},
+        **_METHODS.get(recipe, {}),
         "data": {**_SOURCES[recipe], "validation_fraction": Data().validation_fraction},
         "train": {
             "epochs": 10,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dray.spec.fields import wrong
-from dray.spec.program.model import Gpt, Imported, ResNet, Unet
+from dray.spec.program.model import Gpt, Imported, Pretrained, ResNet, Unet
 from dray.spec.training.parallel import INNER
 from dray.spec.training.sync import ParameterServer
 
@@ -136,9 +136,10 @@ def check_blocks(spec: JobSpec) -> None:
         )
     if spec.train.recompute == "none":
         return
-    if not isinstance(spec.model, Gpt | ResNet | Unet):
+    if not isinstance(spec.model, Gpt | ResNet | Unet | Pretrained):
         raise wrong(
-            "/train/recompute", "is only for models that consist of blocks: gpt, resnet and unet"
+            "/train/recompute",
+            "is only for models that consist of blocks: gpt, resnet, unet and pretrained",
         )
     if spec.parallel.schedule == "zero_bubble":
         raise wrong(

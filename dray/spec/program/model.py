@@ -10,13 +10,15 @@ from pydantic import (
     Field,
     JsonValue,
     SerializerFunctionWrapHandler,
+    StrictBool,
     StringConstraints,
+    field_validator,
     model_serializer,
     model_validator,
 )
 
-from dray.spec.fields import CodeId, Document, Int, Number, a_number
-from dray.spec.training.data import SourceUrl
+from dray.spec.fields import CodeId, Document, Int, Number, PlainText, a_number
+from dray.spec.training.data import CredentialsName, SourceUrl
 
 Dropout = Annotated[Number, Field(ge=0.0, lt=1.0)]
 ContextLength = Annotated[Int, Field(ge=2, le=2**20)]
@@ -160,4 +162,65 @@ class Imported(Document):
         }
 
 
-Model = Annotated[Cnn | ResNet | Mlp | Gpt | Unet | Imported, Field(discriminator="name")]
+ModuleName = Annotated[PlainText, StringConstraints(pattern=r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$")]
+
+
+class Lora(Document):
+    """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685): the base's weights stay frozen, and the
+    product of two small matrices is added to each target. The names are the ones of peft."""
+
+    kind: Literal["lora"] = "lora"
+    """Selects this kind of adapter."""
+    rank: Annotated[Int, Field(ge=1, le=4096)] = 16
+    """Number of columns of the first matrix and of rows of the second (`r` in peft)."""
+    alpha: Annotated[Number, Field(gt=0.0, le=65536.0)] = 32.0
+    """The product is multiplied by `alpha / rank` (`lora_alpha` in peft)."""
+    dropout: Dropout = 0.0
+    """Fraction of an adapter's inputs that are randomly set to zero in training."""
+    target_modules: (
+        Literal["all-linear"] | Annotated[list[ModuleName], Field(min_length=1, max_length=256)]
+    ) = "all-linear"
+    """Linear layers that get an adapter: the last parts of their names, such as `[q_proj, v_proj]`,
+    or all linear layers except the output layer."""
+    rslora: StrictBool = False
+    """Whether to multiply by `alpha / sqrt(rank)` instead (Kalajdzievski 2023,
+    arXiv:2312.03732)."""
+    merge: StrictBool = True
+    """Whether the result also contains the merged model, in addition to the adapter."""
+
+
+def _adapter(given: Any) -> Any:
+    """Expand the short forms `lora` and `none`."""
+    if given == "none":
+        return None
+    return {"kind": given} if isinstance(given, str) else given
+
+
+class Pretrained(Document):
+    """A causal language model in the format of Hugging Face's transformers, to be fine-tuned."""
+
+    name: Literal["pretrained"] = "pretrained"
+    """Selects this model."""
+    base: SourceUrl
+    """URL of a folder with `config.json`, weights as safetensors, and a tokenizer: `file:///path`,
+    which must be readable on every node, or `s3://bucket/prefix`."""
+    credentials: CredentialsName | None = None
+    """Name of a credentials file for the base, as in `data.credentials`."""
+    adapter: Annotated[
+        Lora | None,
+        BeforeValidator(_adapter, json_schema_input_type=Lora | Literal["lora", "none"] | None),
+    ] = None
+    """Adapter to train on top of the frozen base. If unset, or `none`, all weights are trained.
+    `lora` is a short form for an adapter with the defaults."""
+
+    @field_validator("base")
+    @classmethod
+    def _is_a_folder(cls, base: str) -> str:
+        if not base.startswith(("file:", "s3:")):
+            raise ValueError("must be the URL of a folder: file:///path or s3://bucket/prefix")
+        return base
+
+
+Model = Annotated[
+    Cnn | ResNet | Mlp | Gpt | Unet | Imported | Pretrained, Field(discriminator="name")
+]

@@ -18,6 +18,7 @@ RecipeName = Literal[
     "tabular_classification",
     "tabular_regression",
     "language_model",
+    "fine_tuning",
 ]
 
 MINIMISED: Final = frozenset(
@@ -185,6 +186,14 @@ RECIPES: Final[Mapping[str, Options]] = MappingProxyType(
             models=("gpt", "imported"),
             formats=("text",),
             folder_format="text",
+            sklearn_sets=(),
+            metrics=("val/loss", "val/perplexity", "val/accuracy"),
+            classifies=False,
+        ),
+        "fine_tuning": Options(
+            models=("pretrained",),
+            formats=("jsonl",),
+            folder_format="jsonl",
             sklearn_sets=(),
             metrics=("val/loss", "val/perplexity", "val/accuracy"),
             classifies=False,

@@ -13,7 +13,7 @@ from dray.spec.fields import ColumnName, Document, Int, Number, PlainText, Sha25
 
 SKLEARN_SETS: Final = ("breast_cancer", "diabetes", "digits", "iris", "wine")
 SCHEMES: Final = ("file", "http", "https", "s3", "sklearn")
-Format = Literal["images", "npz", "csv", "parquet", "text", "sklearn"]
+Format = Literal["images", "npz", "csv", "parquet", "text", "jsonl", "sklearn"]
 Missing = Literal["error", "drop", "mean", "median", "most_frequent", "indicator"]
 
 _UNIT = r"^[^\s\d.,+'_-]([^\d.,+'_-]{0,14}[^\s\d.,+'_-])?$"
@@ -23,6 +23,7 @@ _SECRET_PARAMETER = re.compile(
 )
 _SUFFIXES: Final[dict[str, Format]] = {
     ".csv": "csv",
+    ".jsonl": "jsonl",
     ".npz": "npz",
     ".parquet": "parquet",
     ".pq": "parquet",
@@ -91,6 +92,9 @@ SourceUrl = Annotated[
 ]
 
 
+CredentialsName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")]
+
+
 class Numbers(Document):
     """How numbers are written in the file, in addition to `decimal`."""
 
@@ -111,12 +115,13 @@ class Data(Document):
     """URL of a file, or of a folder for formats that consist of many files: `file:///path`,
     `s3://bucket/key` or `https://host/path`. Data sets that are included in scikit-learn have URLs
     such as `sklearn://digits`."""
-    format: Literal["images", "npz", "csv", "parquet", "text"] | None = None
+    format: Literal["images", "npz", "csv", "parquet", "text", "jsonl"] | None = None
     """Format of the source. By default, the format is derived from the file extension, or from the
     recipe if the source is a folder. images: a folder, or a zip or tar archive of one, with a
     subfolder of images for each class; for segmentation, the subfolders are `images` and `masks`,
     and files are paired by name. npz: NumPy arrays of equal length whose first dimension is the
-    sample. text: a UTF-8 file, or a folder of `.txt` files."""
+    sample. text: a UTF-8 file, or a folder of `.txt` files. jsonl: a UTF-8 file with a JSON object
+    in each line, or a folder of `.jsonl` files."""
     target: ColumnName | None = None
     """csv, parquet: column to predict. npz: array of labels or masks; defaults to `y`."""
     features: Annotated[list[ColumnName], Field(min_length=1, max_length=10_000)] | None = None
@@ -158,9 +163,7 @@ class Data(Document):
     """Expected size, if the source is a single file."""
     sha256: Sha256 | None = None
     """Expected SHA-256 digest, if the source is a single file."""
-    credentials: (
-        Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")] | None
-    ) = None
+    credentials: CredentialsName | None = None
     """Name of a credentials file that the cluster's operator has placed on the nodes. If unset, the
     node's own identity is used."""
     loader_workers: Annotated[Int, Field(ge=0, le=64)] = 0

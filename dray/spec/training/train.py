@@ -149,7 +149,8 @@ class Train(Document):
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations that are recomputed in the backward pass to save memory. full: all activations
     except the inputs of each block (arXiv:1604.06174). selective: all activations except the
-    results of matrix products and attention. Supported for `gpt`, `resnet` and `unet`."""
+    results of matrix products and attention. Supported for `gpt`, `resnet`, `unet` and
+    `pretrained`."""
     compile: StrictBool = False
     """Whether to compile the model with torch.compile. Requires a C++ compiler on the nodes."""
     max_grad_norm: Annotated[Number, Field(gt=0.0)] | None = None

@@ -56,6 +56,11 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def whole_of(tensor: Tensor) -> Tensor:
+    """Return the complete tensor, which a collective gathers if the tensor is divided."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def like(part: Tensor, parameter: Tensor) -> Tensor:
     """Wrap this rank's part as a DTensor with the parameter's shape and placements."""
     if not isinstance(parameter, DTensor):

@@ -46,7 +46,7 @@ def open_text(data: spec.Data, policy: DataPolicy, tokenizer: str | None) -> Tok
     }
 
     def build(shop: Workshop) -> Mapping[str, Any]:
-        training, validation, num_left_out = _divided(shop)
+        training, validation, num_left_out = files_of_splits(shop)
         with ArrayWriter(shop.output, "ids", (), dtype, shop.budget) as ids:
             for piece in _pieces(shop, training):
                 ids.append(encode(piece))
@@ -68,7 +68,9 @@ def open_text(data: spec.Data, policy: DataPolicy, tokenizer: str | None) -> Tok
     )
 
 
-def _divided(shop: Workshop) -> tuple[list[SourceFile], list[SourceFile], int]:
+def files_of_splits(
+    shop: Workshop,
+) -> tuple[list[SourceFile], list[SourceFile], int]:
     """Return (training files, validation files, number of ignored files), based on names such as
     `train.txt`, `wiki.valid.txt` and `test/1.txt`. Raises DataError if only some files have such
     names."""

@@ -110,6 +110,10 @@ class Source:
         self._check(content, size_bytes, sha256)
         return content
 
+    def names(self) -> list[str]:
+        """Return the names of the source's files, without reading them."""
+        return [file.name for file in retried(self._origin.listing, self.location).files]
+
     def files(self, content: Content) -> tuple[SourceFile, ...]:
         """Return the files on this node. Call `release` afterwards."""
         assert self._listing is not None

@@ -89,6 +89,18 @@ def refuse_other_model(what: str, loaded: LoadedCheckpoint, own: Mapping[str, Te
     )
 
 
+def refuse_other_base(what: str, loaded: LoadedCheckpoint, own: str | None) -> None:
+    """Raise DataError if the checkpoint's weights were trained on top of frozen weights that differ
+    from this job's. what: see `refuse_other_model`. own: `Workload.base`."""
+    known = loaded.position.get("base")
+    if known != own:
+        raise DataError(
+            f"{what} was trained with other frozen weights: the hash of the files of model.base is "
+            f"{own or 'not used'}, but was {known or 'not used'}. Restore the files, or start a "
+            "new job without the checkpoint"
+        )
+
+
 def _difference(name: str, found: Tensor | None, own: Tensor | None) -> str:
     return f"{name} is {_shape(found)} in the checkpoint and {_shape(own)} in the model"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -26,7 +26,11 @@ class StoredWeights:
     """Size of all tensors."""
 
 
-WriteResults = Callable[[nn.Module | StoredWeights, Mapping[str, float], int, Path], None]
+Trained = nn.Module | StoredWeights | Mapping[str, Tensor]
+"""The trained model or, if it is divided, the locations of its weights. If
+`Workload.gathers_result` is set, the trained tensors of a divided model."""
+
+WriteResults = Callable[[Trained, Mapping[str, float], int, Path], None]
 """A function (trained model, final metrics, step, folder) that writes the result files to the
 folder. If the weights are already stored, it writes the other files."""
 
@@ -59,3 +63,10 @@ class Workload:
     write_results: WriteResults
     about: Sequence[str] = ()
     """Lines for the job's log about how the data were read."""
+    base: str | None = None
+    """Hash of the files with the frozen weights, which are not part of a checkpoint; None if no
+    weights are frozen."""
+    gathers_result: bool = False
+    """Whether the trained tensors are small, so that rank 0 gets all of them for the result."""
+    result_dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+    """The data type in which the result contains a tensor, if it differs from the model's."""

@@ -32,6 +32,12 @@ class Samples:
     """Maps row numbers (B,) to (inputs, targets) on the CPU, each with first dimension B."""
     labels: Rows | None = None
     """The class of each sample, in order; None if the samples have no classes."""
+    num_terms: Rows | None = None
+    """Number of terms in the loss of each sample, in order, such as its tokens that count. The loss
+    of a batch is the mean over the terms of all its samples. None for one term per sample."""
+    is_ragged: bool = False
+    """Whether the samples differ in length, so that `fetch` combines the samples of each call in as
+    few rows as needed; then the first dimension can be smaller than B."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -39,6 +45,11 @@ class Samples:
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Return (inputs, targets) of the samples, in the order of `indices`: int64 (B,)."""
         return self.fetch(self.rows[indices.numpy()])
+
+    @property
+    def total_terms(self) -> int:
+        """Number of terms in the losses of all samples."""
+        return len(self) if self.num_terms is None else int(self.num_terms.sum())
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,8 @@ class MemoryMappedSamples:
 def on_device(samples: Samples, device: torch.device) -> InMemorySamples | MemoryMappedSamples:
     """Keep the samples on the device if they are small enough; otherwise copy them batch by
     batch."""
+    if samples.is_ragged:
+        return MemoryMappedSamples(samples, device)
     inputs, targets = samples.fetch(samples.rows[:1])
     if (inputs.nbytes + targets.nbytes) * len(samples) > RESIDENT_BYTES:
         return MemoryMappedSamples(samples, device)

@@ -73,11 +73,13 @@ class Batch:
     """Number of samples in the global batch."""
     is_empty: bool
     """Whether the samples belong to a neighbour's share, and have no weight in this share."""
+    num_terms: int | None = None
+    """Number of terms in the loss of the global batch; None for one per sample."""
 
     @property
     def weight(self) -> float:
-        """The weight of each sample in the mean over the global batch."""
-        return 0.0 if self.is_empty else 1 / self.num_global
+        """The weight of each term of the loss in the mean over the global batch."""
+        return 0.0 if self.is_empty else 1 / (self.num_terms or self.num_global)
 
 
 class DistributedBatchSampler:
@@ -92,12 +94,16 @@ class DistributedBatchSampler:
         seed: int,
         shares: Sequence[int],
         num_shares: int,
+        num_terms: Tensor | None = None,
     ) -> None:
+        """num_terms: number of terms in the loss of each sample, int64 (num_samples,); None for one
+        per sample."""
         self._num_samples = num_samples
         self._samples_per_step = samples_per_step
         self._seed = seed
         self._shares = shares
         self.num_shares = num_shares
+        self._num_terms = num_terms
         self.parts: Sequence[float] | None = None
         """Fraction of the global batch for each share; the fractions sum to 1. None for equal
         shares."""
@@ -128,4 +134,5 @@ class DistributedBatchSampler:
         if is_empty:
             start = min(start, len(order) - 1)
             stop = start + 1
-        return Batch(number, order[start:stop], len(order), is_empty)
+        terms = None if self._num_terms is None else int(self._num_terms[order].sum())
+        return Batch(number, order[start:stop], len(order), is_empty, terms)

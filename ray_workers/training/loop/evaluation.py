@@ -34,6 +34,7 @@ class Evaluation:
         self._samples: InMemorySamples | MemoryMappedSamples = on_device(
             workload.validation, device
         )
+        self._num_terms = workload.validation.total_terms
         self._loss_sum = workload.validation_loss_sum
         self._fresh_metrics = workload.metrics
         self._device = device
@@ -63,7 +64,7 @@ class Evaluation:
             for number in self._part.shares:
                 losses[number] = self._measure_share(number) * self._part.weight
         process_group.add_up(losses, self._world_size)
-        return {"val/loss": losses.sum().item() / len(self._samples)} | self._measured_metrics()
+        return {"val/loss": losses.sum().item() / self._num_terms} | self._measured_metrics()
 
     def _measured_metrics(self) -> dict[str, float]:
         """Compute the recipe's metrics over the updates of all ranks, and reset them. A collective

@@ -6,22 +6,24 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from torch import nn
-
 from dray import spec, train
 from dray.train import storage_faults
+from dray.train.prepared.dtensor import whole_of
 from ray_workers.shared import job_log
 from ray_workers.training.core.schedule import Calendar
-from ray_workers.training.core.workload import StoredWeights, Workload
+from ray_workers.training.core.workload import Trained, Workload
 from ray_workers.training.loop import weight_files
 from ray_workers.training.parallel import Strategy
 
 
 def trained(
     strategy: Strategy, parallel: spec.Parallel, *, waiting: Callable[[], None]
-) -> nn.Module | StoredWeights | None:
+) -> Trained | None:
     """Return the trained model on rank 0 or, if the model is divided, store its weights. A
     collective. waiting: see `store`."""
+    if parallel.num_parts > 1 and strategy.given.workload.gathers_result:
+        state = strategy.update.weights.state_dict()
+        return {name: whole_of(tensor) for name, tensor in state.items()}
     if parallel.num_parts > 1:
         return weight_files.store(strategy, parallel.num_parts, waiting=waiting)
     return strategy.trained()
@@ -29,7 +31,7 @@ def trained(
 
 def store(
     workload: Workload,
-    trained: nn.Module | StoredWeights,
+    trained: Trained,
     metrics: Mapping[str, float],
     step: int,
     *,
@@ -44,8 +46,9 @@ def store(
     def write() -> None:
         with TemporaryDirectory(prefix="dray-result-") as folder:
             workload.write_results(trained, dict(metrics), step, Path(folder))
-            for path in sorted(Path(folder).iterdir()):
-                train.store_artifact(path)
+            for path in sorted(Path(folder).rglob("*")):
+                if path.is_file():
+                    train.store_artifact(path, path.relative_to(folder).as_posix())
 
     storage_faults.wait_for_space("the result", write, waiting=waiting)
 

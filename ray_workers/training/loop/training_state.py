@@ -114,7 +114,9 @@ class TrainingState:
         if asked is not None and asked.take == "everything":
             self._restore_other_job(loaded)
             return loaded
-        resuming.refuse_other_model("init_from: the checkpoint", loaded, self._strategy.whole())
+        what = "init_from: the checkpoint"
+        resuming.refuse_other_base(what, loaded, self._workload.base)
+        resuming.refuse_other_model(what, loaded, self._strategy.whole())
         self._strategy.load_model(loaded.state["model"])
         return loaded
 
@@ -130,9 +132,9 @@ class TrainingState:
                 "with init_from"
             )
         step = loaded.saved.step
-        resuming.refuse_other_model(
-            f"the checkpoint of step {step}", loaded, self._strategy.whole()
-        )
+        what = f"the checkpoint of step {step}"
+        resuming.refuse_other_base(what, loaded, self._workload.base)
+        resuming.refuse_other_model(what, loaded, self._strategy.whole())
         self._strategy.load(loaded.state)
         self.early_stopping = EarlyStoppingState(**loaded.state["patience"])
         self.progress = Progress.at(step)
@@ -177,6 +179,7 @@ class TrainingState:
                 "global_batch_size": self.batch_size,
                 "world_size": world_size,
                 "data": self._workload.fingerprint,
+                **({} if self._workload.base is None else {"base": self._workload.base}),
             },
             loss=loss if math.isfinite(loss) else None,
         )

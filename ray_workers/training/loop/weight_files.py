@@ -207,7 +207,13 @@ def store(strategy: Strategy, max_files: int, *, waiting: Callable[[], None]) ->
     If a rank's disk or the storage is full, all ranks wait for free space. `waiting` is called
     regularly, so that the rank is not considered hung.
     """
-    pieces = strategy.trained_pieces()
+    dtypes = strategy.given.workload.result_dtypes
+    pieces = {
+        name: piece._replace(tensor=piece.tensor.to(dtypes.get(name, piece.tensor.dtype)))
+        if piece.tensor is not None
+        else piece
+        for name, piece in strategy.trained_pieces().items()
+    }
     rank, world_size = strategy.rank, strategy.world_size
     plan = Plan.of(pieces, strategy.whole(), max_files=max_files, world_size=world_size)
     with TemporaryDirectory(prefix="dray-result-") as folder:

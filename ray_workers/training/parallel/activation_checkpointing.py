@@ -59,8 +59,9 @@ def blocks_of(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def listed_parts(model: nn.Module) -> Iterator[nn.Module]:
-    """Iterate over the elements of the model's module lists."""
-    for child in model.children():
+    """Iterate over the elements of the module lists of the model or, if its blocks are further
+    down, of its `block_holder`."""
+    for child in getattr(model, "block_holder", model).children():
         if isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential):
             yield from child.children()
 

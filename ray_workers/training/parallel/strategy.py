@@ -152,12 +152,14 @@ class Strategy(ReplicaGroup, ABC):
     def feed(self, samples: InMemorySamples | MemoryMappedSamples) -> Feed:
         """Return the loader for this rank's part of each step."""
         options, part = self.options, self.data_part()
+        terms = self.given.workload.train.num_terms
         batches = DistributedBatchSampler(
             len(samples),
             samples_per_step=options.samples_per_step,
             seed=options.seed,
             shares=range(part.num_shares) if part.is_on_demand else part.shares,
             num_shares=part.num_shares,
+            num_terms=None if terms is None else torch.from_numpy(terms),
         )
         document_size = options.micro_batch_size or options.global_batch_size
         return Prefetcher(
@@ -183,7 +185,7 @@ class Strategy(ReplicaGroup, ABC):
 
     def updated_parameters(self) -> Iterable[Tensor]:
         """Return the parameters that this rank's optimizer updates."""
-        return self.model.parameters()
+        return (parameter for parameter in self.model.parameters() if parameter.requires_grad)
 
     def prepare(self, feed: Feed, step: int) -> None:
         """Prepare for the step that follows `step`. All ranks have the state after `step`."""

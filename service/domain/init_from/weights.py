@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from dray.spec import Cnn, Gpt, JobSpec, Mlp
+from dray.spec import Cnn, Gpt, JobSpec, Lora, Mlp
 from service.domain.init_from.continuing import Difference
 
 _HALVINGS_OF_CNN: Final = 2
@@ -60,6 +60,18 @@ def difference(source: JobSpec, spec: JobSpec) -> Difference | None:
 
 def _of_model(name: str) -> Callable[[JobSpec], Any]:
     return lambda spec: getattr(spec.model, name, None)
+
+
+def _adapter(spec: JobSpec) -> str | None:
+    """Return what determines the names and shapes of an adapter's weights, except for the base."""
+    if spec.recipe != "fine_tuning":
+        return None
+    adapter = getattr(spec.model, "adapter", None)
+    if not isinstance(adapter, Lora):
+        return "unset"
+    targets = adapter.target_modules
+    names = targets if isinstance(targets, str) else f"[{', '.join(sorted(targets))}]"
+    return f"a LoRA of rank {adapter.rank} for {names}"
 
 
 def _tokenizer(spec: JobSpec) -> str | None:
@@ -125,6 +137,7 @@ _RULES: Final[tuple[tuple[str | Callable[[JobSpec], str], Callable[[JobSpec], An
         "the rows of the attention weights are divided among the heads",
     ),
     ("/model/tokenizer", _tokenizer, "the tokens are different"),
+    ("/model/adapter", _adapter, "other weights are trained"),
     (_given("features"), _columns, _SHAPE),
     (_given("image_size"), _image, _SHAPE),
     (_given("classes"), _classes, "the last layer has one output per class"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dray.spec import Gpt, Imported, JobSpec, ParameterServer
+from dray.spec import Gpt, Imported, JobSpec, ParameterServer, Pretrained
 from service.domain.init_from.weights import SKLEARN
 
 BYTES = 256
@@ -46,6 +46,8 @@ def shapes_of(spec: JobSpec, vocabulary: int | None = None) -> Shapes:
         )
     if isinstance(spec.model, Imported):
         raise Unknown("a custom model is unknown before the job runs")
+    if isinstance(spec.model, Pretrained):
+        raise Unknown("the planner can't estimate the memory and the step time of a base model")
     if isinstance(spec.model, Gpt):
         return _of_text(spec.model, vocabulary)
     source, data = spec.data.source, spec.data

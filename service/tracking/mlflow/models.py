@@ -6,15 +6,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-CONFIG, MLMODEL = "config.json", "MLmodel"
+CONFIGS, MLMODEL = ("dray.json", "config.json"), "MLmodel"
+"""CONFIGS: the files that can describe a recipe's result; the first one that exists does."""
 LOADER = "dray.mlflow_model"
 
 _Fields = list[dict[str, Any]]
 
 
 def mlmodel(config: Mapping[str, Any], run_id: str) -> str:
-    """Return the content of the file `MLmodel`, created from the result's `config.json`. The
-    content is JSON, which is valid YAML."""
+    """Return the content of the file `MLmodel`, created from the description of the
+    result. The content is JSON, which is valid YAML."""
     inputs, outputs = _signature(config)
     described = {
         "artifact_path": "",
@@ -37,7 +38,7 @@ def _signature(config: Mapping[str, Any]) -> tuple[_Fields, _Fields]:
         case "image_segmentation":
             channels = config["input_shape"][0]
             return [_tensor("float32", -1, channels, -1, -1)], [_tensor("uint8", -1, -1, -1)]
-        case "language_model":
+        case "language_model" | "fine_tuning":
             return [_column("string", "prompt")], [_column("string")]
         case _:
             columns = [

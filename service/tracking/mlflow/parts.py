@@ -16,7 +16,7 @@ from service.db.repositories.catalog import tracking
 from service.domain.series import Points
 from service.jobs import serializers
 from service.telemetry import metric_reader
-from service.tracking.mlflow.models import CONFIG
+from service.tracking.mlflow.models import CONFIGS
 from service.tracking.mlflow.runs import (
     STATUS,
     artifact_path_of,
@@ -116,7 +116,7 @@ def next_part(session: Session, job_id: str) -> JobPart | None:
         tags=tags_of(view, None if annotation is None else annotation.notes),
         metrics=sorted(metrics, key=lambda metric: metric[3]),
         artifacts=[one for one in found if row.artifacts.get(one.id) != one.sha256],
-        model=next((one for one in by_recipe if one.path == CONFIG), None),
+        model=next((one for path in CONFIGS for one in by_recipe if one.path == path), None),
         is_changed=(job.event_seq, revision) != (row.event_seq, row.revision),
         event_seq=job.event_seq,
         revision=revision,

@@ -73,6 +73,30 @@ BASES: tuple[dict[str, Any], ...] = (
     },
     language(model={**GPT, "dropout": 0.1, "tokenizer": f"{WEB}/t.json"}),
     language(model={"import": "net:Net", "context_length": 32, "tokenizer": f"{WEB}/t.json"}),
+    {
+        "recipe": "fine_tuning",
+        "data": {"source": f"{WEB}/chats.jsonl"},
+        "model": {
+            "base": "s3://models/llama",
+            "credentials": "lab",
+            "adapter": {
+                "kind": "lora",
+                "rank": 4,
+                "alpha": 8.0,
+                "dropout": 0.1,
+                "target_modules": ["q_proj"],
+                "rslora": True,
+                "merge": False,
+            },
+        },
+        "method": {
+            "name": "sft",
+            "loss": "all",
+            "max_length": 64,
+            "truncation": "drop",
+            "packing": True,
+        },
+    },
     images(
         train={
             "epochs": 3,

@@ -23,6 +23,10 @@ def recipe(name: str, **fields: Any) -> dict[str, Any]:
         "tabular_classification": {"data": {"source": "sklearn://wine"}},
         "tabular_regression": {"data": {"source": "sklearn://diabetes"}},
         "language_model": {"data": {"source": "file:///text.txt"}},
+        "fine_tuning": {
+            "data": {"source": "file:///examples.jsonl"},
+            "model": {"base": "file:///model"},
+        },
     }
     return {"recipe": name, **defaults[name], **fields}
 

@@ -79,9 +79,10 @@ def test_a_recipe_without_a_model_gets_its_first(name: str) -> None:
     model = JobSpec.model_validate(recipe(name)).model
     assert model is not None
     assert model.name == RECIPES[name].models[0]
-    size = {"image_classification": "width", "language_model": "num_heads"}.get(name, "width")
-    chosen = JobSpec.model_validate(recipe(name, model={size: 2})).model
-    assert getattr(chosen, size) == 2
+    option = {"language_model": "num_heads", "fine_tuning": "base"}.get(name, "width")
+    value = "file:///other" if option == "base" else 2
+    chosen = JobSpec.model_validate(recipe(name, model={option: value})).model
+    assert getattr(chosen, option) == value
 
 
 @pytest.mark.parametrize("name", RECIPES)

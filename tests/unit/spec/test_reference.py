@@ -67,12 +67,15 @@ def test_the_parts_have_their_ranges_and_defaults() -> None:
 def test_the_page_says_for_which_recipes_a_field_is(recipe: str, path: str, value: Any) -> None:
     part, _, field = path.partition(".")
     endings = {"images": "zip", "npz": "npz", "csv": "csv", "parquet": "parquet", "text": "txt"}
+    endings["jsonl"] = "jsonl"
     taken = []
     for form in RECIPES[recipe].formats:
         data: dict[str, Any] = {"source": f"file:///data.{endings[form]}"}
         if form in ("csv", "parquet"):
             data["target"] = "x"
         document: dict[str, Any] = {"recipe": recipe, "data": data}
+        if recipe == "fine_tuning":
+            document["model"] = {"base": "file:///model"}
         document[part] = {**document.get(part, {}), field: value}
         error = refusal(document)
         assert error is None or error.pointer == f"/{part}/{field}"

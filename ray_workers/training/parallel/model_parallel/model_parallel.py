@@ -107,8 +107,11 @@ class ModelParallel(Strategy):
         if mesh.context_group is not None:
             self._context = Context(mesh.context_group)
         self.model, self.gradients, self.update = self.divide(mesh, self._context)
-        # Store the parameters now, because FSDP replaces them during each step.
-        self._parameters = dict(self.model.named_parameters())
+        # Store the parameters now, because FSDP replaces them during each step. Frozen parameters
+        # are not part of the state, because `divide` has read them.
+        self._parameters = {
+            name: part for name, part in self.model.named_parameters() if part.requires_grad
+        }
         self._is_built = True
         inner = ("pipeline", "context", "tensor")
         if any(mesh.sizes[axis] > 1 for axis in inner):
@@ -174,8 +177,7 @@ class ModelParallel(Strategy):
         return self.mesh.shape.with_same_part(rank, self.world_size)
 
     def replica_of(self, rank: int) -> Sequence[int]:
-        index = self._twins_of(rank).index(rank)
-        return sorted({self._twins_of(each)[index] for each in range(self.world_size)})
+        return self.mesh.shape.with_same_replica(rank, self.world_size)
 
     def prepare(self, feed: Feed, step: int) -> None:
         if self._parts is not None:

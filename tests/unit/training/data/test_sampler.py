@@ -78,3 +78,22 @@ def test_seeds_are_told_apart_by_every_part_and_fit_torch() -> None:
     assert len(seeds) == 200
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert derive_seed("a", 12, 3) != derive_seed("a", 1, 23)
+
+
+def test_the_weights_of_all_terms_in_a_batch_sum_to_one() -> None:
+    """However the batch is divided, and also if there are fewer samples than shares."""
+    terms = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5])
+    for num_shares in (1, 2, 3, 5):
+        for step in range(1, 7):
+            sampler = DistributedBatchSampler(
+                len(terms),
+                samples_per_step=4,
+                seed=1,
+                shares=range(num_shares),
+                num_shares=num_shares,
+                num_terms=terms,
+            )
+            batches = sampler.at(step, step)
+            total = sum(batch.weight * int(terms[batch.indices].sum()) for batch in batches)
+            assert total == pytest.approx(1.0)
+            assert len({batch.weight for batch in batches if not batch.is_empty}) == 1

@@ -10,7 +10,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +18,12 @@ from torch import Tensor
 
 from benchmarks.equality import work
 from ray_workers.shared.contracts import RankTask
+from ray_workers.shared.mesh_shape import MeshShape
 from ray_workers.training import devices
 from ray_workers.training.core.faultpoints import FaultPoint, arm_with
 from ray_workers.training.core.schedule import LearningRates
 from ray_workers.training.loop.trainer import Trainer
-from ray_workers.training.parallel.model_parallel.model_parallel import ModelParallel, Sharded
+from ray_workers.training.parallel.model_parallel.model_parallel import ModelParallel
 from tests.marks import FRESH_SEEDS, soak_but
 from tests.unit.training.elastic.test_recovery import die
 from tests.unit.training.jobs import document, series
@@ -342,13 +342,9 @@ def test_arithmetic_depends_on_the_number_of_threads() -> None:
 def test_a_replica_has_one_rank_with_each_part() -> None:
     """Compared with loops over the axes, from the outermost to the innermost."""
     for sizes in itertools.product((1, 2), (2, 3), (1, 2), (1, 2), (1, 3)):
-        _, data, shard, context, tensor = sizes
+        pipeline, _, shard, context, tensor = sizes
         positions = list(itertools.product(*map(range, sizes)))
-        strategy = object.__new__(Sharded)
-        strategy.world_size = len(positions)
-        named = {"tensor": tensor, "data": data}
-        mesh = SimpleNamespace(sizes=named, num_holders=shard * context)
-        strategy.mesh = mesh  # type: ignore[assignment]
+        shape = MeshShape(pipeline * shard * context * tensor, pipeline)
         for rank, at in enumerate(positions):
             expected = [r for r, other in enumerate(positions) if other[1] == at[1]]
-            assert list(strategy.replica_of(rank)) == expected
+            assert shape.with_same_replica(rank, len(positions)) == expected

@@ -17,7 +17,7 @@ from ray_workers.shared.contracts import RankTask
 from ray_workers.training.core.faultpoints import FaultPoint, arm_with
 from ray_workers.training.loop.replica_check import ReplicaCheck
 from ray_workers.training.loop.trainer import Trainer
-from ray_workers.training.parallel.replicas import flip_bit, judge
+from ray_workers.training.parallel.replicas import ReplicaComparison, flip_bit, judge
 from tests.unit.spec.job_documents import check_refusal
 from tests.unit.training.jobs import document, series
 from tests.unit.training.ranks import frames, run_ranks
@@ -204,16 +204,13 @@ def test_jobs_without_equal_replicas_are_refused(fields: dict[str, Any], message
     check_refusal({**given, "check": {"replicas_every": 10}}, "/check/replicas_every", message)
 
 
-@pytest.mark.parametrize(("world_size", "is_compared"), [(2, False), (4, True)])
-def test_a_single_replica_of_a_divided_model_is_not_compared(
-    world_size: int, is_compared: bool
-) -> None:
-    """An elastic group of two replicas can shrink to one."""
-    fields = {"check": {"replicas_every": 1}, "parallel": {"shard": 2}}
-    check = ReplicaCheck(
-        JobSpec.model_validate(document(4) | fields), torch.device("cpu"), Mock(checked_step=None)
-    )
-    strategy = Mock(world_size=world_size, rank=1)
-    strategy.compare_copies.return_value = Mock(num_differing=0)
-    check.after_step(1, strategy)
-    assert strategy.compare_copies.called is is_compared
+@pytest.mark.parametrize("num_compared", [0, 2])
+def test_replicas_agree_only_if_they_were_compared(num_compared: int) -> None:
+    """An elastic group of two replicas can shrink to one, which is compared with no other."""
+    agreed: list[int] = []
+    check = ReplicaCheck(1, torch.device("cpu"), agreed.append)
+    strategy = Mock(world_size=2, rank=1)
+    strategy.compare_copies.return_value = ReplicaComparison(0, (), num_compared)
+    strategy.hardware.return_value = ("same", "same")
+    check.after_step(1, strategy, is_saved=False)
+    assert agreed == ([1] if num_compared else [])

@@ -1,0 +1,30 @@
+"""Validation across parts: options that fine-tuning does not support."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dray.spec.fields import wrong
+from dray.spec.training.sync import AllReduce
+
+if TYPE_CHECKING:
+    from dray.spec.job import JobSpec
+
+
+def check(spec: JobSpec) -> None:
+    if spec.recipe != "fine_tuning":
+        if spec.method is not None:
+            raise wrong("/method", "is only for the recipe fine_tuning")
+        return
+    train = spec.train
+    options = {
+        "/federated": spec.federated is not None,
+        "/sync": spec.sync not in (None, AllReduce()),
+        "/parallel/balance": spec.parallel.balance != "even",
+        "/train/measure_noise": train.measure_noise,
+        "/train/ema": train.ema is not None,
+        "/train/compile": train.compile,
+    }
+    for pointer, is_set in options.items():
+        if is_set:
+            raise wrong(pointer, "is not supported by the recipe fine_tuning: leave it out")

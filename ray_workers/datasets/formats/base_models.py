@@ -1,0 +1,78 @@
+"""The files of a base model on this node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dray import spec
+from dray.spec.program import base_files
+from ray_workers.datasets.core.errors import broken, reading
+from ray_workers.datasets.sources.node_cache import NodeCache
+from ray_workers.datasets.sources.source import Source, location_of
+from ray_workers.shared.node_needs import DataPolicy
+
+SUFFIXES = (".json", ".safetensors", ".jinja", ".txt", ".model")
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    location: str
+    """The folder's URL, for errors."""
+    paths: Mapping[str, Path]
+    """The path of each file by its name. Downloaded files have other names in the
+    cache."""
+    config: Mapping[str, Any]
+    """Content of `config.json`."""
+    sha256: str
+    """Hash of all files."""
+
+    @property
+    def weight_files(self) -> list[str]:
+        """Names of the files with weights. Raises DataError if one is missing."""
+        if base_files.INDEX not in self.paths:
+            return [base_files.SINGLE]
+        location = f"{self.location}/{base_files.INDEX}"
+        with reading(location, "is not an index of safetensors files"):
+            found = json.loads(self.paths[base_files.INDEX].read_text())["weight_map"]
+            names = sorted(set(found.values()))
+        for name in names:
+            if name not in self.paths:
+                raise broken(location, f"names the file {name}, which is missing")
+        return names
+
+
+def open_base(model: spec.Pretrained, policy: DataPolicy, max_length: int) -> BaseModel:
+    """Return the files of a base model, which are downloaded to the node's cache if they are on
+    another machine. They stay there until this process ends. Raises DataError."""
+    url = model.base
+    location = location_of(url).rstrip("/")
+    with reading(location):
+        cache = NodeCache.of(policy)
+        source = Source(url, policy, cache, model.credentials, SUFFIXES)
+        with cache.lock(url):
+            content = source.identify(size_bytes=None, sha256=None)
+            if not content.is_folder:
+                raise broken(location, "is a file: give the folder of the model")
+            paths = {file.name: file.path for file in source.files(content)}
+            cache.sweep()
+    fault = base_files.fault_of_names([*paths, *_pickles(model, policy, paths)])
+    if fault is not None:
+        raise broken(location, fault)
+    at_config = f"{location}/{base_files.CONFIG}"
+    with reading(at_config, "is not a JSON document"):
+        config = json.loads(paths[base_files.CONFIG].read_text())
+    if (fault := base_files.fault_of_config(config, max_length)) is not None:
+        raise broken(at_config, fault)
+    return BaseModel(location, paths, config, content.sha256)
+
+
+def _pickles(model: spec.Pretrained, policy: DataPolicy, paths: Mapping[str, Path]) -> list[str]:
+    """Return the names of files with pickled weights, if there are no other weights."""
+    if any(name.endswith(".safetensors") for name in paths):
+        return []
+    cache = NodeCache.of(policy)
+    return Source(model.base, policy, cache, model.credentials, base_files.PICKLES).names()

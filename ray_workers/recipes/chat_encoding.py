@@ -1,0 +1,249 @@
+"""Conversion of examples to tokens: conversations, prompts with completions, and plain texts.
+
+A token counts in the loss if any of its characters belongs to an answer. The characters of an
+answer are what the chat template marks with `{% generation %}`. If the template has no such marks,
+they are what a message of the assistant adds to the rendered conversation before it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dray import spec
+from ray_workers.datasets.core.errors import broken, listed, printable, reading, shortened
+from ray_workers.datasets.formats.examples import Encoded
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+FORMS = {
+    "messages": "messages",
+    "prompt": "prompt and completion",
+    "text": "text",
+}
+"""The key that identifies each form of an example, and a name of the form."""
+HELP = "{messages: [...]}, {prompt: ..., completion: ...} or {text: ...}"
+
+Message = dict[str, Any]
+Span = tuple[int, int]
+
+
+class ExampleEncoder:
+    """Encodes the examples of one data set, which all have the same form."""
+
+    def __init__(self, tokenizer: Any, options: spec.Sft) -> None:
+        """tokenizer: a fast tokenizer of transformers."""
+        self._tokenizer = tokenizer
+        self._all = options.loss == "all"
+        self.form: str | None = None
+        """Key in `FORMS` of the examples so far."""
+
+    def encode(self, location: str, record: Mapping[str, Any]) -> Encoded:
+        """Return the tokens of an example. Raises DataError."""
+        form = next((form for form in FORMS if form in record), None)
+        if form is None:
+            raise broken(location, f"has the keys {listed(record)}; an example is {HELP}")
+        if self.form not in (None, form):
+            raise broken(
+                location,
+                f"has {FORMS[form]}, but the lines before it have {FORMS[self.form or form]}: all "
+                "examples must have the same form",
+            )
+        self.form = form
+        with reading(location, "can't be converted to tokens"):
+            if form == "text":
+                return self._text(location, record["text"])
+            prompt, completion = record.get("prompt"), record.get("completion")
+            if form == "prompt" and isinstance(prompt, list) and isinstance(completion, list):
+                known = [{**one, "weight": 0} if isinstance(one, dict) else one for one in prompt]
+                return self._messages(location, [*known, *completion], record.get("tools"))
+            if form == "prompt":
+                return self._completion(location, prompt, completion)
+            return self._messages(location, record["messages"], record.get("tools"))
+
+    def _text(self, location: str, text: Any) -> Encoded:
+        if not isinstance(text, str) or not text:
+            raise broken(location, "has a `text` that is empty or not a string")
+        return self._ended(text, [(0, len(text))])
+
+    def _completion(self, location: str, prompt: Any, completion: Any) -> Encoded:
+        for name, value in (("prompt", prompt), ("completion", completion)):
+            if not isinstance(value, str):
+                raise broken(
+                    location,
+                    f"has a `{name}` that is missing or not a string: give two strings, or two "
+                    "lists of messages",
+                )
+        if not completion:
+            raise broken(location, "has no answer: its `completion` is empty")
+        text = prompt + completion
+        return self._ended(text, [(0 if self._all else len(prompt), len(text))])
+
+    def _ended(self, text: str, answers: Sequence[Span]) -> Encoded:
+        """Encode a text with the tokens that the tokenizer adds, and with an end token, which
+        counts."""
+        ids, counts = self._encoded(text, answers, special=True)
+        end = self._tokenizer.eos_token_id
+        if end is not None and ids[-1] != end:
+            return Encoded([*ids, end], [*counts, True])
+        return Encoded(ids, [*counts[:-1], end is not None or counts[-1]])
+
+    def _messages(self, location: str, given: Any, tools: Any) -> Encoded:
+        messages = _checked(location, given)
+        if not self._tokenizer.chat_template:
+            raise broken(
+                location, "has messages, but the tokenizer of model.base has no chat template"
+            )
+        template = self._tokenizer.get_chat_template(tools=tools)
+        is_marked = MARK.search(template) is not None
+        text, marks = self._rendered(location, messages, tools, template, is_marked=is_marked)
+        if self._all:
+            return self._encoded(text, [(0, len(text))], special=False)
+        answers = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
+        if is_marked:
+            if len(marks) != len(answers):
+                raise broken(
+                    location,
+                    f"has {len(answers)} messages of the assistant, but the chat template marks "
+                    f"{len(marks)} parts with {{% generation %}}",
+                )
+            spans = marks
+        else:
+            spans = [self._added(location, messages, n, tools, template, text) for n in answers]
+        counted = [
+            span for n, span in zip(answers, spans, strict=True) if messages[n].get("weight") != 0
+        ]
+        return self._encoded(text, counted, special=False)
+
+    def _added(
+        self,
+        location: str,
+        messages: Sequence[Message],
+        number: int,
+        tools: Any,
+        template: str,
+        text: str,
+    ) -> Span:
+        """Return the characters that a message adds to the conversation before it."""
+        before, _ = self._rendered(location, messages[:number], tools, template, is_prompt=True)
+        until, _ = self._rendered(location, messages[: number + 1], tools, template)
+        if not until.startswith(before) or not text.startswith(until):
+            raise broken(
+                location,
+                f"can't be divided into prompts and answers: the chat template renders the "
+                f"messages up to number {number + 1} differently if other messages follow. Mark "
+                "the answers in the template with {% generation %} and {% endgeneration %}, leave "
+                "only the last answer in each example, or set method.loss to all",
+            )
+        return len(before), len(until)
+
+    def _rendered(
+        self,
+        location: str,
+        messages: Sequence[Message],
+        tools: Any,
+        template: str,
+        *,
+        is_prompt: bool = False,
+        is_marked: bool = False,
+    ) -> tuple[str, list[Span]]:
+        """Return the text of the messages, and the parts of it that the template marks."""
+        from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        if not messages:
+            return "", []
+        plain = [{k: v for k, v in message.items() if k != "weight"} for message in messages]
+        try:
+            render: Any = render_jinja_template  # its annotation is wrong
+            (text,), marks = render(
+                conversations=[plain],
+                tools=tools,
+                chat_template=template,
+                return_assistant_tokens_mask=is_marked,
+                add_generation_prompt=is_prompt,
+                **self._tokenizer.special_tokens_map,
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            words = printable(str(error))
+            raise broken(location, f"is refused by the chat template: {words}") from error
+        return text, [(start, end) for start, end in marks[0]] if is_marked else []
+
+    def _encoded(self, text: str, answers: Sequence[Span], *, special: bool) -> Encoded:
+        encoded = self._tokenizer(
+            text, add_special_tokens=special, return_offsets_mapping=True, verbose=False
+        )
+        counts = [
+            any(start < stop and end > first for first, stop in answers)
+            for start, end in encoded["offset_mapping"]
+        ]
+        return Encoded(list(encoded["input_ids"]), counts)
+
+
+def _checked(location: str, given: Any) -> list[Message]:
+    """Return the messages in the form that chat templates expect. Raises DataError unless they
+    are a conversation that ends with an answer."""
+    if not isinstance(given, list) or not given:
+        raise broken(location, "has `messages` that are empty or not a list")
+    messages = [_message(f"{location}, message {n}", one) for n, one in enumerate(given, start=1)]
+    roles = [message["role"] for message in messages]
+    if "assistant" not in roles:
+        raise broken(location, "has no answer: no message has the role assistant")
+    if roles[-1] != "assistant":
+        raise broken(
+            location, f"ends with a message of the role {roles[-1]}: the last must be an answer"
+        )
+    for number, (before, role) in enumerate(zip([None, *roles], roles, strict=False), start=1):
+        if role in ("system", "developer") and number > 1:
+            raise broken(location, f"has its {role} message as number {number}: it must be first")
+        if role == "tool" and before not in ("assistant", "tool"):
+            raise broken(
+                location,
+                f"has a message of the role tool as number {number}, which does not follow a call "
+                "of the assistant",
+            )
+    if all(m.get("weight") == 0 for m in messages if m["role"] == "assistant"):
+        raise broken(location, "has no answer that counts: all have the weight 0")
+    return messages
+
+
+def _message(location: str, given: Any) -> Message:
+    if not isinstance(given, dict) or given.get("role") not in ROLES:
+        role = given.get("role") if isinstance(given, dict) else given
+        raise broken(location, f"has the role {shortened(role)}; roles are {listed(ROLES)}")
+    content = given.get("content")
+    if isinstance(content, list):
+        if not all(isinstance(one, dict) and isinstance(one.get("text"), str) for one in content):
+            raise broken(location, "has content other than text")
+        content = "".join(one["text"] for one in content)
+    if content is not None and not isinstance(content, str):
+        raise broken(location, "has a `content` that is not a string")
+    if given.get("weight") not in (None, 0, 1):
+        raise broken(location, f"has the weight {shortened(given['weight'])}: it must be 0 or 1")
+    calls = given.get("tool_calls")
+    if given["role"] == "assistant" and not content and not calls:
+        raise broken(location, "is an empty answer: it has neither content nor tool_calls")
+    if content is None and given["role"] != "assistant":
+        raise broken(location, "has no `content`")
+    return {
+        **given,
+        "content": content or "",
+        **({"tool_calls": [_call(location, one) for one in calls]} if calls else {}),
+    }
+
+
+def _call(location: str, call: Any) -> Any:
+    """Return a call with its arguments as an object, as chat templates expect; OpenAI's format has
+    them as JSON in a string."""
+    if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
+        raise broken(location, "has a call in `tool_calls` without a `function`")
+    function = call["function"]
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            raise broken(location, "has a call whose `arguments` are not JSON") from None
+    return {**call, "function": {**function, "arguments": arguments}}

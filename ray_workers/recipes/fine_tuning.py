@@ -1,0 +1,265 @@
+"""Recipe for fine-tuning a pretrained language model on examples."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dray import spec
+from ray_workers.datasets.core.errors import printable, shortened
+from ray_workers.datasets.formats.base_models import BaseModel, open_base
+from ray_workers.datasets.formats.examples import Examples, open_examples
+from ray_workers.recipes import measures, results, splits, tuned_files
+from ray_workers.recipes.chat_encoding import ExampleEncoder
+from ray_workers.recipes.models import compat_transformers, pretrained
+from ray_workers.shared.node_needs import DataPolicy
+from ray_workers.training.core.errors import DataError, ModelError
+from ray_workers.training.core.workload import Workload
+from ray_workers.training.data.device_dataset import Rows, Samples
+
+PACKAGES = ("transformers", "accelerate", "jinja2")
+NUM_SHOWN = 3
+MAX_SHOWN_TOKENS = 400
+
+
+def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None) -> Workload:
+    """Build a workload from examples in JSON lines. The loss of a sample is the sum over its tokens
+    that count. Raises DataError and ModelError."""
+    assert own is None  # only federated jobs have other data
+    options, method = document.model, document.method
+    assert isinstance(options, spec.Pretrained)
+    assert method is not None
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a base is never looked up on a hub
+    compat_transformers.need(*PACKAGES, *(["peft"] if options.adapter else []))
+    base = open_base(options, policy, method.max_length)
+    with _small_files(base) as folder:
+        model = pretrained.build(base, folder, options.adapter, packs=method.packing)
+        tokenizer = compat_transformers.load_tokenizer(folder, base.location)
+        how = _encoding(base, method)
+    encoder = ExampleEncoder(tokenizer, method)
+    examples = open_examples(document.data, policy, method, encoder.encode, how)
+    if (largest := int(examples.ids.max())) >= (size := model.vocabulary_size):
+        token = shortened(tokenizer.convert_ids_to_tokens(largest))
+        raise DataError(
+            f"the tokenizer of {base.location} has the token {token} with the id {largest:,}, but "
+            f"the model has only {size:,} tokens: resize the model's embedding"
+        )
+    if examples.num_training is None:
+        fraction, seed = document.data.validation_fraction, document.train.seed
+        training, validation = splits.at_random(len(examples), fraction, seed)
+    else:
+        training, validation = np.split(np.arange(len(examples)), [examples.num_training])
+    dtypes = {name: stored.dtype for name, stored in model.stored.items()}
+    is_adapter = options.adapter is not None
+    return Workload(
+        model=model,
+        train=_samples(examples, training, method),
+        validation=_samples(examples, validation, method),
+        loss_sum=measures.token_losses,
+        validation_loss_sum=measures.token_losses,
+        metrics=measures.of_tokens,
+        fingerprint=examples.fingerprint,
+        write_results=tuned_files.writer(document, base, model.stored, examples.fingerprint),
+        about=_about(examples, training, validation, tokenizer),
+        base=base.sha256 if is_adapter else None,
+        gathers_result=is_adapter,
+        result_dtypes=dtypes,
+    )
+
+
+@contextmanager
+def _small_files(base: BaseModel) -> Iterator[Path]:
+    """Create a folder with the base's files, except for the weights and the files in subfolders,
+    for transformers, which expects each file under its name."""
+    with tempfile.TemporaryDirectory(prefix="dray-base-") as folder:
+        for name, path in base.paths.items():
+            if "/" not in name and not name.endswith(".safetensors"):
+                Path(folder, name).symlink_to(path)
+        yield Path(folder)
+
+
+def _encoding(base: BaseModel, method: spec.Sft) -> dict[str, Any]:
+    """Return everything that determines the tokens of the examples, except for the data."""
+    import transformers
+
+    digest = hashlib.sha256()
+    for name, path in sorted(base.paths.items()):
+        if "/" not in name and tuned_files.is_of_tokenizer(name):
+            digest.update(
+                json.dumps([name, hashlib.sha256(path.read_bytes()).hexdigest()]).encode()
+            )
+    return {
+        "tokenizer": digest.hexdigest(),
+        "transformers": transformers.__version__,
+        **method.model_dump(mode="json", exclude={"packing"}),
+    }
+
+
+def _samples(examples: Examples, rows: Rows, method: spec.Sft) -> Samples:
+    longest = method.max_length if method.packing else None
+
+    def fetch(at: Rows) -> tuple[Tensor, Tensor]:
+        return _joined(examples, at, longest)
+
+    num_terms = examples.num_counted[rows]
+    return Samples(rows, fetch, num_terms=num_terms, is_ragged=True)
+
+
+def _joined(examples: Examples, at: Rows, longest: int | None) -> tuple[Tensor, Tensor]:
+    """Return the inputs, int64 (rows, 2, T) token ids and positions, and the targets, int64 (rows,
+    T), of some examples. T is the length of the longest row.
+
+    longest: maximum length of a row with several examples; None for one example in each row. The
+    position of padding is always 0, so that it is another sequence and attends to nothing else.
+    """
+    lengths = examples.lengths[at]
+    groups = [[n] for n in range(len(at))] if longest is None else best_fit(lengths, longest)
+    width = max(int(lengths[group].sum()) for group in groups)
+    inputs = torch.zeros(len(groups), 2, width, dtype=torch.int64)
+    targets = torch.full((len(groups), width), measures.IGNORED)
+    for row, group in enumerate(groups):
+        start = 0
+        for number in group:
+            tokens = examples.tokens(int(at[number]))
+            ids = torch.from_numpy(examples.ids[tokens].astype(np.int64))
+            counts = torch.from_numpy(examples.counts[tokens].copy())
+            end = start + len(ids)
+            inputs[row, 0, start:end] = ids
+            inputs[row, 1, start:end] = torch.arange(len(ids))
+            targets[row, start : end - 1] = ids[1:].where(counts[1:], measures.IGNORED)
+            start = end
+    return inputs, targets
+
+
+def best_fit(lengths: Sequence[int] | Rows, longest: int) -> list[list[int]]:
+    """Divide examples into rows of at most `longest` tokens, each as full as possible: the longest
+    example that is left goes to the fullest row with enough space. Returns the indices of each row
+    in ascending order, and the rows in the order of their first examples."""
+    rows: list[list[int]] = []
+    left: list[int] = []
+    for number in sorted(range(len(lengths)), key=lambda n: (-int(lengths[n]), n)):
+        length = int(lengths[number])
+        fitting = [row for row, space in enumerate(left) if space >= length]
+        if fitting:
+            row = min(fitting, key=lambda one: (left[one], one))
+        else:
+            row = len(rows)
+            rows.append([])
+            left.append(longest)
+        rows[row].append(number)
+        left[row] -= length
+    return sorted(sorted(row) for row in rows)
+
+
+def _about(examples: Examples, training: Rows, validation: Rows, tokenizer: Any) -> list[str]:
+    """Return sentences for the job's log about the examples, and the first ones as the model sees
+    them."""
+    lines = [
+        f"{len(training):,} training examples with {examples.lengths[training].sum():,} tokens, of "
+        f"which {examples.num_counted[training].sum():,} count in the loss; {len(validation):,} "
+        "validation examples"
+    ]
+    if examples.num_truncated:
+        lines.append(f"{examples.num_truncated:,} examples were cut to method.max_length tokens")
+    if examples.num_dropped:
+        lines.append(f"{examples.num_dropped:,} examples were left out because of their length")
+    if examples.num_left_out:
+        lines.append(f"{examples.num_left_out:,} files for testing are ignored")
+    known = examples.digests[training]
+    num_known = int(np.isin(examples.digests[validation], known).sum())
+    if num_known:
+        lines.append(f"{num_known:,} validation examples are equal to a training example")
+    for number in training[:NUM_SHOWN]:
+        lines.append(_shown(examples, int(number), tokenizer))
+    return lines
+
+
+def _shown(examples: Examples, number: int, tokenizer: Any) -> str:
+    """Return an example as one line, with the tokens that count between « and »."""
+    at = examples.tokens(number)
+    ids, counts = examples.ids[at].tolist(), examples.counts[at].tolist()
+    parts = []
+    start = 0
+    for end in range(1, min(len(ids), MAX_SHOWN_TOKENS) + 1):
+        if end == min(len(ids), MAX_SHOWN_TOKENS) or counts[end] != counts[start]:
+            text = tokenizer.decode(ids[start:end], skip_special_tokens=False)
+            parts.append(f"«{text}»" if counts[start] else text)
+            start = end
+    rest = "" if len(ids) <= MAX_SHOWN_TOKENS else f" … and {len(ids) - MAX_SHOWN_TOKENS:,} more"
+    about = f"example {number + 1:,}: {len(ids):,} tokens, of which {sum(counts):,} count (in «»): "
+    return printable(f"{about}{''.join(parts)}{rest}")
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A fine-tuned model and its tokenizer."""
+
+    model: nn.Module
+    tokenizer: Any
+
+    def predict(
+        self,
+        prompt: str | Sequence[Mapping[str, Any]],
+        *,
+        num_tokens: int = 100,
+        temperature: float = 0.0,
+        seed: int = 0,
+    ) -> str:
+        """Return the model's answer to a conversation (a list of messages), or its continuation of
+        a text. Each token is the most likely one if the temperature is 0, otherwise a random one.
+        The answer ends with the model's end token, or after `num_tokens`. Raises ValueError for an
+        empty prompt."""
+        if not prompt:
+            raise ValueError("the prompt is empty")
+        if isinstance(prompt, str):
+            encoded = self.tokenizer(prompt, return_tensors="pt")
+        else:
+            encoded = self.tokenizer.apply_chat_template(
+                list(prompt), add_generation_prompt=True, return_dict=True, return_tensors="pt"
+            )
+        ids = encoded["input_ids"].to(next(self.model.parameters()).device)
+        draws = {"temperature": temperature} if temperature > 0.0 else {}
+        with torch.no_grad(), torch.random.fork_rng():
+            torch.manual_seed(seed)
+            generate: Any = self.model.generate
+            found = generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=num_tokens,
+                do_sample=temperature > 0.0,
+                pad_token_id=self.tokenizer.eos_token_id,
+                **draws,
+            )
+        text: str = self.tokenizer.decode(found[0, ids.shape[1] :], skip_special_tokens=True)
+        return text
+
+
+def load(folder: Path) -> Writer:
+    """Load the merged model from the folder of a job's artifacts. Raises ImportError if a package
+    is missing, and FileNotFoundError if the result has only an adapter."""
+    try:
+        compat_transformers.need(*PACKAGES)
+    except ModelError as error:
+        raise ImportError(f"dray.load: {error}") from error
+    from transformers import AutoModelForCausalLM
+
+    if not (folder / "config.json").is_file():
+        base = results.read_config(folder)["model"]["base"]
+        raise FileNotFoundError(
+            f"{folder} contains only an adapter (model.adapter.merge was false): load the base, "
+            f"{base}, with transformers, and {folder}/adapter with peft"
+        )
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    tokenizer = compat_transformers.load_tokenizer(folder, str(folder))
+    return Writer(nn.Module.eval(model), tokenizer)

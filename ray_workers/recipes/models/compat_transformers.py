@@ -1,0 +1,160 @@
+"""All calls of transformers and peft that create a model or a tokenizer, and their private names.
+
+The packages are imported when they are used, because that takes seconds. Tested with transformers
+5.24 and peft 0.21.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dray import spec
+from ray_workers.datasets.core.errors import broken, reading, shortened
+from ray_workers.datasets.formats.base_models import BaseModel
+from ray_workers.training.core.errors import ModelError
+
+TORCH_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+"""The types of layers in which a mask separates the examples of a row."""
+
+
+def need(*packages: str) -> None:
+    """Raise ModelError if a package is missing on this machine."""
+    for name in packages:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+            raise ModelError(
+                f"models of fine_tuning require the package {name}: pip install 'dray[tuning]'"
+            ) from error
+
+
+def load_tokenizer(folder: Path, location: str) -> Any:
+    """Load the tokenizer from a folder with the files of the base model. Raises DataError."""
+    from transformers import AutoTokenizer
+
+    with reading(location, "has a tokenizer that can't be loaded"):
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
+    if not tokenizer.is_fast:
+        raise broken(location, "has a tokenizer without a fast version (tokenizer.json)")
+    return tokenizer
+
+
+def empty_model(base: BaseModel, folder: Path) -> Any:
+    """Create the model, with its parameters on the meta device and its buffers on the CPU. folder:
+    contains `config.json`. Raises DataError if the architecture can't be used."""
+    from accelerate import init_empty_weights
+    from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+
+    location = f"{base.location}/config.json"
+    kind = base.config.get("model_type")
+    if kind not in CONFIG_MAPPING:
+        if "auto_map" in base.config:
+            raise broken(
+                location,
+                "is of a model that brings its own Python code (auto_map), which dray does not run",
+            )
+        raise broken(
+            location,
+            f"is of the architecture {shortened(kind)} (model_type), which this version of "
+            "transformers does not have",
+        )
+    with reading(location, "is of a model that can't be created"):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        with init_empty_weights(include_buffers=False):
+            create: Any = AutoModelForCausalLM.from_config
+            model = create(config, dtype=torch.get_default_dtype(), trust_remote_code=False)
+        model.tie_weights()  # the context has created each parameter anew
+    return model
+
+
+def refuse_unfit_layers(lm: Any, location: str, *, packs: bool) -> None:
+    """Raise DataError if the model takes no positions, or if it has layers in which tokens would
+    see other examples of their row. packs: whether a row can have several examples."""
+    kind = type(lm).__name__
+    if "position_ids" not in inspect.signature(lm.forward).parameters:
+        raise broken(location, f"is of a {kind}, which takes no positions; it is not supported yet")
+    layers = set(getattr(lm.config, "layer_types", None) or ())
+    if packs and (lm._is_stateful or layers - ATTENTION):
+        raise broken(
+            location,
+            f"is of a {kind}, which has other layers than attention, and they would mix the "
+            "examples of a row: set method.packing to false",
+        )
+
+
+def add_adapter(lm: nn.Module, adapter: spec.Lora) -> None:
+    """Add adapters to the model in place, and freeze all other parameters. Raises ModelError."""
+    from peft import inject_adapter_in_model
+
+    try:
+        inject_adapter_in_model(lora_config(adapter, None), lm, low_cpu_mem_usage=True)
+    except ValueError as error:
+        raise ModelError(f"model.adapter does not fit the base: {error}") from error
+
+
+def lora_config(adapter: spec.Lora, base: str | None) -> Any:
+    """Return peft's configuration. base: where the base model is."""
+    from peft import LoraConfig
+
+    made: Any = LoraConfig
+    return made(
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,
+        lora_dropout=adapter.dropout,
+        target_modules=adapter.target_modules,
+        use_rslora=adapter.rslora,
+        base_model_name_or_path=base,
+        task_type="CAUSAL_LM",
+    )
+
+
+def renaming(lm: Any, location: str) -> Callable[[str], str]:
+    """Return a function that returns the parameter for a name in a file of weights. Raises
+    DataError if the weights are not stored as the parameters that the model has."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    mapping: Any = get_model_conversion_mapping(lm)
+    renames = [one for one in mapping if isinstance(one, WeightRenaming)]
+    converters = [one for one in mapping if not isinstance(one, WeightRenaming)]
+    names = dict(lm.named_parameters(remove_duplicate=False))
+
+    def rename(key: str) -> str:
+        name, converter = rename_source_key(key, renames, converters, lm.base_model_prefix, names)
+        if converter is not None:
+            kind = type(lm).__name__
+            raise broken(
+                location,
+                f"is a {kind}, whose weights are stored in another form than in memory; such "
+                "architectures are not supported yet",
+            )
+        return name
+
+    return rename
+
+
+def dtype_of(rows: Any, location: str) -> torch.dtype:
+    """Return the type of a stored tensor. Raises DataError if it is not a floating-point type."""
+    found = TORCH_DTYPES.get(rows.get_dtype())
+    if found is None:
+        raise broken(
+            location, f"is stored as {rows.get_dtype()}; types are {', '.join(TORCH_DTYPES)}"
+        )
+    return found

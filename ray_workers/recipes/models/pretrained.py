@@ -1,0 +1,259 @@
+"""A causal language model of transformers, whose weights are read by each rank from the files of a
+base model, and adapters of peft on top of it.
+
+transformers and peft define the modules. Everything else is dray's: no rank reads more of the
+weights than its part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from dray import spec
+from dray.train.prepared.dtensor import box_of, local
+from ray_workers.datasets.core.errors import broken, listed
+from ray_workers.datasets.formats.base_models import BaseModel
+from ray_workers.recipes.models import compat_transformers
+from ray_workers.training.core.errors import ModelError
+from ray_workers.training.data.sampler import derive_seed
+from ray_workers.training.parallel.meta_init import draw, empty
+
+BODY = "lm."
+"""Prefix of the names of the parameters, which the names in files don't have."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in a file of the base model."""
+
+    file: str
+    key: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class PretrainedModel(nn.Module):
+    """(N, 2, T) token ids and positions -> (N, T, vocabulary) logits for the next token.
+
+    A position that does not follow the one before it begins another sequence; tokens don't attend
+    to other sequences. The state dict has only the tensors that are trained, with the names that
+    transformers uses in files.
+    """
+
+    def __init__(self, lm: nn.Module, base: BaseModel, stored: Mapping[str, Stored]) -> None:
+        super().__init__()
+        self.lm = lm
+        self._base, self._stored = base, stored
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        ids, positions = inputs.unbind(1)
+        # Without a cache and a mask, transformers derives the block-diagonal mask of joined
+        # sequences from the positions.
+        found = self.lm(input_ids=ids, position_ids=positions, use_cache=False)
+        return cast(Tensor, found.logits)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of rows of the embedding."""
+        embedding: Any = self.lm.get_input_embeddings()  # type: ignore[operator]
+        return int(embedding.weight.shape[0])
+
+    @property
+    def stored(self) -> Mapping[str, Stored]:
+        """Where the value of each parameter of the base is stored."""
+        return self._stored
+
+    @property
+    def block_holder(self) -> nn.Module:
+        """The module with the list of the model's layers."""
+        return cast(nn.Module, self.lm.base_model)
+
+    def read_values(self, device: torch.device, seed: int) -> None:
+        """Read this rank's parts of the base's weights, and draw the values of the adapters."""
+        ties = list(_ties(self.lm))
+        empty(self, device)
+        for (module, name), others in ties:  # each module has got its own memory
+            for other, key in others:
+                other._parameters[key] = module._parameters[name]
+        with torch.no_grad(), ExitStack() as opened:
+            files: dict[str, Any] = {}
+            for name, parameter in self.lm.named_parameters():
+                if name not in self._stored:
+                    continue  # of an adapter
+                found = self._stored[name]
+                if found.file not in files:
+                    path = self._base.paths[found.file]
+                    files[found.file] = opened.enter_context(safe_open(path, framework="pt"))
+                rows = files[found.file].get_slice(found.key)
+                local(parameter).copy_(_part(rows, parameter))
+        self._draw_adapters(seed)
+
+    @torch.no_grad()
+    def _draw_adapters(self, seed: int) -> None:
+        """Initialise adapters as peft does: the first matrix like a linear layer, the second one
+        with zeros, so that the outputs are the same as the base's outputs."""
+        for name, module in self.lm.named_modules():
+            own = dict(module.named_parameters(recurse=False))
+            if name.endswith(".lora_A.default"):
+                draw(module, own, derive_seed("model", seed, name))
+            elif name.endswith(".lora_B.default"):
+                for parameter in own.values():
+                    local(parameter).zero_()
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        kept, prefix = self._trained_names(), f"{kwargs.get('prefix', '')}{BODY}"
+        whole: dict[str, Any] = super().state_dict(*args, **kwargs)
+        return {
+            name.removeprefix(prefix): tensor
+            for name, tensor in whole.items()
+            if name.removeprefix(prefix) in kept
+        }
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        if wrong := state_dict.keys() ^ self._trained_names():
+            raise KeyError(f"the state and the model don't have the same tensors: {listed(wrong)}")
+        whole = {f"{BODY}{name}": tensor for name, tensor in state_dict.items()}
+        return super().load_state_dict(whole, strict=False, assign=assign)
+
+    def _trained_names(self) -> set[str]:
+        """Return the names of the tensors that are trained. A tensor with several names, such as an
+        embedding that is also the output layer, has only the first one."""
+        return {name for name, one in self.lm.named_parameters() if one.requires_grad}
+
+
+def build(
+    base: BaseModel, folder: Path, adapter: spec.Lora | None, *, packs: bool
+) -> PretrainedModel:
+    """Create the model on the meta device; its buffers are on the CPU. folder: contains
+    the base's `config.json`. Raises ModelError if an adapter does not fit, and DataError if the
+    architecture is unknown or weights are missing."""
+    lm = compat_transformers.empty_model(base, folder)
+    compat_transformers.refuse_unfit_layers(lm, f"{base.location}/config.json", packs=packs)
+    stored = _stored(base, lm)
+    if adapter is None:
+        return PretrainedModel(lm.train(), base, stored)
+    _refuse_missing_targets(lm, adapter)
+    compat_transformers.add_adapter(lm, adapter)
+    stored = {_within_adapter(name, lm): found for name, found in stored.items()}
+    return PretrainedModel(lm.train(), base, stored)
+
+
+def _within_adapter(name: str, lm: nn.Module) -> str:
+    """Return the name of a parameter after adapters were added, which wrap their targets."""
+    path, _, last = name.rpartition(".")
+    return f"{path}.base_layer.{last}" if hasattr(lm.get_submodule(path), "base_layer") else name
+
+
+def _refuse_missing_targets(lm: nn.Module, adapter: spec.Lora) -> None:
+    if adapter.target_modules == "all-linear":
+        return
+    names = {name: module for name, module in lm.named_modules() if name}
+    linear = {name for name, module in names.items() if isinstance(module, nn.Linear)}
+    known = sorted({name.rpartition(".")[2] for name in linear})
+    for target in adapter.target_modules:
+        found = [name for name in names if name == target or name.endswith(f".{target}")]
+        if not found:
+            raise ModelError(
+                f"model.adapter.target_modules: the base has no module {target!r}; its linear "
+                f"layers are {listed(known)}"
+            )
+        if not linear.issuperset(found):
+            kind = type(names[found[0]]).__name__
+            raise ModelError(
+                f"model.adapter.target_modules: {target!r} is a {kind}; only linear layers can "
+                f"have an adapter: {listed(known)}"
+            )
+
+
+def _ties(lm: nn.Module) -> Iterator[tuple[tuple[nn.Module, str], list[tuple[nn.Module, str]]]]:
+    """Iterate over the parameters that several modules share: (module, name) of the first one, and
+    of the others."""
+    holders: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for module in lm.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                holders.setdefault(parameter, []).append((module, name))
+    for first, *others in holders.values():
+        if others:
+            yield first, others
+
+
+def _part(rows: Any, parameter: Tensor) -> Tensor:
+    """Read this rank's part of a stored tensor."""
+    if not isinstance(parameter, DTensor):
+        return cast(Tensor, rows[:] if parameter.ndim else rows[...])
+    offsets, shape = box_of(parameter)
+    if 0 in shape:
+        return torch.empty(shape)
+    at = tuple(slice(start, start + length) for start, length in zip(offsets, shape, strict=True))
+    return cast(Tensor, rows[at])
+
+
+def _stored(base: BaseModel, lm: nn.Module) -> dict[str, Stored]:
+    """Return where the value of each parameter is stored. Raises DataError if a parameter has no
+    value, or one of another shape."""
+    parameters = dict(lm.named_parameters())
+    first = {parameter: name for name, parameter in parameters.items()}
+    every = lm.named_parameters(remove_duplicate=False)
+    name_of = {name: first[parameter] for name, parameter in every}
+    rename = compat_transformers.renaming(lm, base.location)
+    found: dict[str, Stored] = {}
+    for file in base.weight_files:
+        location = f"{base.location}/{file}"
+        try:
+            with safe_open(base.paths[file], framework="pt") as content:
+                for key in content.keys():  # noqa: SIM118 (it is not a mapping)
+                    alias = rename(key)
+                    name = name_of.get(alias)
+                    if name is not None and (name not in found or name == alias):
+                        rows = content.get_slice(key)
+                        dtype = compat_transformers.dtype_of(rows, f"{location}: {key}")
+                        found[name] = Stored(file, key, tuple(rows.get_shape()), dtype)
+        except (SafetensorError, OSError) as error:
+            raise broken(location, f"is not a safetensors file: {error}") from error
+    missing = [name for name in parameters if name not in found]
+    if missing:
+        raise broken(
+            base.location,
+            f"lacks the weights {listed(missing)}, which a {type(lm).__name__} with its "
+            "config.json has",
+        )
+    for name, parameter in parameters.items():
+        if found[name].shape != tuple(parameter.shape):
+            raise broken(
+                f"{base.location}/{found[name].file}",
+                f"has {found[name].key} with the shape {list(found[name].shape)}, but according to "
+                f"config.json it is {list(parameter.shape)}",
+            )
+    return found
+
+
+def scaling(adapter: spec.Lora) -> float:
+    """Return the factor of the product of an adapter's matrices."""
+    return adapter.alpha / (math.sqrt(adapter.rank) if adapter.rslora else adapter.rank)
+
+
+def merged(weight: Tensor, down: Tensor, up: Tensor, factor: float) -> Tensor:
+    """Return the weight with its adapter's product added, in the weight's type. down: (rank,
+    inputs), up: (outputs, rank)."""
+    exact = torch.promote_types(weight.dtype, torch.float32)
+    change = factor * (up.to(exact) @ down.to(exact))
+    return (weight.to(exact) + change).to(weight.dtype)
+
+
+def targets_of(names: Sequence[str]) -> list[str]:
+    """Return the modules that have an adapter, given the names in a state dict."""
+    end = ".lora_A.default.weight"
+    return [name.removesuffix(end) for name in names if name.endswith(end)]

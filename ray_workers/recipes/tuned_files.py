@@ -1,0 +1,141 @@
+"""The result of fine-tuning: a folder that transformers and peft can load.
+
+The folder contains the model's weights, its configuration and its tokenizer. If an adapter was
+trained, `adapter/` contains the adapter as peft writes it, and the weights are the base's weights
+with the adapter merged. Merging reads one file of the base at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from dray import spec
+from dray.spec.program import base_files
+from ray_workers.datasets.formats.base_models import BaseModel
+from ray_workers.recipes import results
+from ray_workers.recipes.models import compat_transformers
+from ray_workers.recipes.models.pretrained import Stored, merged, scaling, targets_of
+from ray_workers.training.core.workload import Trained, WriteResults
+
+ADAPTER = "adapter"
+_OF_TOKENIZER = ("tokenizer", "special_tokens", "added_tokens", "vocab", "merges", "chat_template")
+_OF_MODEL = (base_files.CONFIG, "generation_config.json")
+
+
+def is_of_tokenizer(name: str) -> bool:
+    return name.startswith(_OF_TOKENIZER)
+
+
+def writer(
+    document: spec.JobSpec, base: BaseModel, stored: Mapping[str, Stored], data: str
+) -> WriteResults:
+    """Return a function that writes the result. data: hash of the examples."""
+    options = document.model
+    assert isinstance(options, spec.Pretrained)
+    adapter = options.adapter
+
+    def write(trained: Trained, metrics: Mapping[str, float], step: int, folder: Path) -> None:
+        whole = adapter is None or adapter.merge
+        for name, path in base.paths.items():
+            if "/" not in name and (is_of_tokenizer(name) or (whole and name in _OF_MODEL)):
+                shutil.copyfile(path, folder / name)
+        if adapter is None:
+            dtypes = {name: one.dtype for name, one in stored.items()}
+            results.write_weights(trained, folder, dtypes)
+        else:
+            state = trained.state_dict() if isinstance(trained, nn.Module) else trained
+            assert isinstance(state, Mapping)
+            tensors = {name: tensor.cpu().contiguous() for name, tensor in state.items()}
+            _write_adapter(adapter, options.base, tensors, folder / ADAPTER)
+            if adapter.merge:
+                _write_merged(adapter, base, stored, tensors, folder)
+        hashes = {"base_sha256": base.sha256, "data_sha256": data}
+        results.write_about(document, hashes, metrics, step, folder, results.DRAY_CONFIG)
+        (folder / "README.md").write_text(_card(document, options, base, data, metrics, step))
+
+    return write
+
+
+def _write_adapter(
+    adapter: spec.Lora, base: str, tensors: Mapping[str, Tensor], folder: Path
+) -> None:
+    folder.mkdir()
+    named = {
+        f"base_model.model.{name.replace('.default.', '.')}": tensor
+        for name, tensor in tensors.items()
+    }
+    save_file(named, folder / "adapter_model.safetensors", results.METADATA)
+    config = compat_transformers.lora_config(adapter, base.removeprefix("file://"))
+    config.inference_mode = True
+    if adapter.target_modules == "all-linear":
+        config.target_modules = {name.rpartition(".")[2] for name in targets_of([*tensors])}
+    config.save_pretrained(folder)
+
+
+def _write_merged(
+    adapter: spec.Lora,
+    base: BaseModel,
+    stored: Mapping[str, Stored],
+    tensors: Mapping[str, Tensor],
+    folder: Path,
+) -> None:
+    """Write the base's files of weights, with the adapter's products added to their targets."""
+    targets = {stored[f"{name}.base_layer.weight"].key: name for name in targets_of([*tensors])}
+    for file in base.weight_files:
+        with safe_open(base.paths[file], framework="pt") as content:
+            weights = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118
+        for key in weights.keys() & targets.keys():
+            down, up = (tensors[f"{targets[key]}.lora_{part}.default.weight"] for part in "AB")
+            weights[key] = merged(weights[key], down, up, scaling(adapter))
+        save_file(weights, folder / file, results.METADATA)
+    if base_files.INDEX in base.paths:
+        shutil.copyfile(base.paths[base_files.INDEX], folder / base_files.INDEX)
+
+
+def _card(
+    document: spec.JobSpec,
+    options: spec.Pretrained,
+    base: BaseModel,
+    data: str,
+    metrics: Mapping[str, float],
+    step: int,
+) -> str:
+    """Return the model card, in the format of Hugging Face's hub."""
+    measured = "\n".join(f"| `{key}` | {value:.6g} |" for key, value in sorted(metrics.items()))
+    written = json.dumps(document.without_defaults(), indent=1)
+    kind, adapter = "all weights", options.adapter
+    if adapter is not None:
+        kind = f"an adapter ({adapter.kind} of rank {adapter.rank})"
+    return f"""---
+library_name: transformers
+base_model: {json.dumps(options.base)}
+---
+
+# {document.name}
+
+A language model that was fine-tuned by dray: {kind}, {step:,} steps.
+
+| | |
+|---|---|
+| base | `{options.base}` |
+| SHA-256 of the base's files | `{base.sha256}` |
+| data | `{document.data.source.split("?", 1)[0]}` |
+| SHA-256 of the examples | `{data}` |
+
+| metric | value |
+|---|---|
+{measured}
+
+The document of the job, without defaults:
+
+```json
+{written}
+```
+"""
