@@ -110,14 +110,16 @@ def run(
     world_size: int,
     before: Callable[[RankTask], None] | None = None,
     device: str = "cpu",
+    num_spares: int = 0,
     **options: str,
 ) -> list[Any]:
     """Run the program, replacing ranks that are killed, and return the final state, which is the
     same on all ranks."""
     document = program(home, DEVICE=repr(device), **options)
-    codes = run_ranks(
-        home, document, world_size=world_size, before=before, device=device, recovers=True
-    )
+    if num_spares:
+        document |= {"elastic": {"spares": num_spares}}
+    group = {"world_size": world_size, "num_spares": num_spares}
+    codes = run_ranks(home, document, **group, before=before, device=device, recovers=True)
     assert codes == [0] * world_size
     return final_state(home, world_size)
 
