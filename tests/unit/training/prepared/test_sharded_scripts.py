@@ -321,7 +321,6 @@ def _load(
 
 
 def _load_alone(rank: int, home: str, names: Sequence[str], seed: int) -> None:
-    torch.distributed.destroy_process_group()
     in_rank(rank, 1)
     for name in names:
         folder = Path(home, name)
