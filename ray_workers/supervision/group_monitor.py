@@ -205,8 +205,7 @@ class GroupMonitor:
         vanished = any(member.end.exit_code is None for member in lost)
         kind = LossKind.LOST if vanished else LossKind.KILLED
         indices = {member.index for member in lost}
-        if indices & self._hung:
-            kind = LossKind.HANG
+        kind = LossKind.HANG if indices & self._hung else kind
         began_at = self._drills.injected_at({member.rank for member in lost}, time.time())
         if not self._recovers_in_place:
             return await self._restarts(lost, kind, began_at)
@@ -404,8 +403,7 @@ class GroupMonitor:
         return None
 
     def _confirm(self, seen: GroupObservation) -> None:
-        report = self._recovery.confirm(seen.statuses.values())
-        if report is not None:
+        if (report := self._recovery.confirm(seen.statuses.values())) is not None:
             self._drills.passed(report)
 
     async def _end_hang(
@@ -449,6 +447,4 @@ class GroupMonitor:
 
     async def _signal(self, rank: int, number: int) -> bool:
         member = next((m for m in self._group.running if m.rank == rank), None)
-        if member is None:
-            return False
-        return await self._nodes.signal(member.node_id, member.index, number)
+        return member is not None and await self._nodes.signal(member.node_id, member.index, number)

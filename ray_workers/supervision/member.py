@@ -1,8 +1,9 @@
-"""A worker of a group, as its supervisor records it."""
+"""The workers of a group, as its supervisor records them, and the changes of a group."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,3 +56,18 @@ class Member:
         """The exit of the worker's process, with the worker's current rank."""
         assert self.exit is not None, "it never ran"
         return replace(self.exit.result(), rank=self.rank)
+
+
+@dataclass(frozen=True)
+class GroupChange:
+    """The changes to the members of a group for its next round."""
+
+    lost: Sequence[Member] = ()
+    """Members whose processes have ended and will be replaced."""
+    ready: Sequence[Member] = ()
+    """New members that get a rank."""
+    leaving: Sequence[Member] = ()
+    """Members whose slots are released once the round has been announced to the other members."""
+    dead_nodes: Set[str] = frozenset()
+    how: str | None = None
+    """The beginning of the message that reports the group's new size."""

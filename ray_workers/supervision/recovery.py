@@ -12,7 +12,7 @@ import asyncio
 import time
 import traceback
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -21,7 +21,7 @@ from ray_workers.shared.frames import LossKind, RegroupedReport, ResizedReport
 from ray_workers.shared.heartbeat import RankStatus
 from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.supervision.group_positions import GroupPositions
-from ray_workers.supervision.member import Member
+from ray_workers.supervision.member import GroupChange, Member
 from ray_workers.supervision.node_clients import NodeClients
 from ray_workers.supervision.preparation import NOT_STARTED, Preparation
 from ray_workers.supervision.reporter import Reporter
@@ -38,21 +38,6 @@ from ray_workers.supervision.rules.recovery_rules import RecoveryState
 from ray_workers.supervision.rules.spare_rules import counted
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.worker_group import WorkerGroup
-
-
-@dataclass(frozen=True)
-class GroupChange:
-    """The changes to the members of a group for its next round."""
-
-    lost: Sequence[Member] = ()
-    """Members whose processes have ended and will be replaced."""
-    ready: Sequence[Member] = ()
-    """New members that get a rank."""
-    leaving: Sequence[Member] = ()
-    """Members whose slots are released once the round has been announced to the other members."""
-    dead_nodes: Set[str] = frozenset()
-    how: str | None = None
-    """The beginning of the message that reports the group's new size."""
 
 
 class RecoveryController:

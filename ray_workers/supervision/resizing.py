@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from ray_workers.shared.commands import Grant, Recall
 from ray_workers.shared.contracts import AttemptSpec
-from ray_workers.supervision.member import Member
+from ray_workers.supervision.member import GroupChange, Member
 from ray_workers.supervision.node_clients import CodeUnavailable, CodeUnfetchable, NodeClients
 from ray_workers.supervision.preparation import NOT_STARTED, Preparation
-from ray_workers.supervision.recovery import GroupChange, RecoveryController
+from ray_workers.supervision.recovery import RecoveryController
 from ray_workers.supervision.rules import recovery_rules
 from ray_workers.supervision.rules.spare_rules import counted
 from ray_workers.supervision.rules.timings import Timings

@@ -11,8 +11,8 @@ from service.db.models import AttemptRow, JobRow
 from service.db.notifications import ATTEMPTS, QUEUE
 from service.db.session import notify
 from service.domain.scheduling.elastic import resizing as rules
+from service.domain.scheduling.placement.phrases import workers
 from service.domain.scheduling.placement.slots import count as count_of
-from service.domain.scheduling.placement.slots import workers
 from service.ingest.decoding import BadFrame
 from service.lifecycle import held_slots, resizing
 from service.lifecycle.transitions import remark

@@ -41,7 +41,7 @@ from service.domain.attempts.retries import ROLLBACK_FACTOR
 from service.domain.documents import CheckedDocument, DocumentRefused, checked
 from service.domain.progress import without_rates
 from service.domain.scheduling import policy
-from service.domain.scheduling.placement.slots import workers
+from service.domain.scheduling.placement.phrases import workers
 from service.domain.scheduling.rules.times import latest_start
 from service.domain.states import Trigger, transition
 from service.lifecycle import held_slots, moves, node_checks, resizing, singletons

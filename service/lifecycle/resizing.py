@@ -31,8 +31,8 @@ from service.db.session import notify, touch
 from service.domain.attempts.group_traits import goes_on_without_lost
 from service.domain.scheduling import policy
 from service.domain.scheduling.elastic import resizing as rules
+from service.domain.scheduling.placement.phrases import workers
 from service.domain.scheduling.placement.slots import count as count_of
-from service.domain.scheduling.placement.slots import workers
 from service.domain.scheduling.rules.reservations import RESERVED
 from service.lifecycle import held_slots
 from service.lifecycle.transitions import remark

@@ -24,6 +24,7 @@ from datetime import datetime
 from ray_workers.shared.contracts import Slice, by_bundle
 from service.config.node_types import LABEL_SHARE, OPEN, NodeType, label_resources
 from service.domain.scheduling.placement.gangs import Gangs
+from service.domain.scheduling.placement.phrases import amount_of
 from service.domain.scheduling.placement.pools import Pool
 from service.domain.scheduling.placement.slots import (
     ACCELERATOR_SHARE,
@@ -31,7 +32,6 @@ from service.domain.scheduling.placement.slots import (
     Kind,
     Node,
     Request,
-    amount_of,
     count,
     fits,
     fits_pinned,

@@ -55,6 +55,34 @@ def test_groups_of_a_fixed_size_can_have_spares(fields: dict[str, Any]) -> None:
         ),
         (
             {
+                "elastic": {"spares": 1, "min_workers": 3},
+                "parallel": {"shard": 2},
+                "resources": {"num_workers": 4},
+            },
+            "/elastic/min_workers",
+            "is 3, but must be a multiple of 2, the number of workers that hold one replica of the "
+            "model: set it to 2 or 4",
+        ),
+        (
+            {
+                "elastic": {"spares": 1, "exact": True},
+                "parallel": {"shard": 2},
+                "resources": {"num_workers": 4},
+            },
+            "/elastic/exact",
+            "requires parallel.shard to be 1",
+        ),
+        (
+            {
+                "elastic": {"spares": 1, "min_workers": 1},
+                "sync": {"compression": {"name": "powersgd"}},
+                "resources": GPUS,
+            },
+            "/elastic",
+            "requires gpus_per_worker 0: a group on GPUs with sync.compression does not recover",
+        ),
+        (
+            {
                 "elastic": {"spares": 1},
                 "sync": {"kind": "parameter_server"},
                 "resources": {"num_workers": 3},

@@ -20,7 +20,8 @@ from service.domain.scheduling.outlook import ranges
 from service.domain.scheduling.outlook.simulation import Expected, Simulation
 from service.domain.scheduling.outlook.situation import Situation
 from service.domain.scheduling.placement.heterogeneous import place_heterogeneous
-from service.domain.scheduling.placement.slots import Request, amount_of, count, fits, workers
+from service.domain.scheduling.placement.phrases import amount_of, workers
+from service.domain.scheduling.placement.slots import Request, count, fits
 from service.domain.scheduling.policy import WaitingJob
 from service.domain.scheduling.rules.limits import (
     LENDING_LIMIT,

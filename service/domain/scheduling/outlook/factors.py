@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from service.domain.scheduling.placement.gangs import SIZE_POWER, Gang
-from service.domain.scheduling.placement.slots import workers
+from service.domain.scheduling.placement.phrases import workers
 from service.domain.scheduling.policy import Snapshot, WaitingJob
 from service.domain.scheduling.policy.ordering import in_order
 from service.domain.scheduling.rules.order import LONGEST_WAIT_S, SETTLING_S, Rank

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from ray_workers.shared.contracts import Slice, by_role
 from service.config.node_types import CELL, OPEN
+from service.domain.scheduling.placement.phrases import needs, spoken_bundle
 from service.domain.scheduling.placement.pinned_nodes import PinnedNodes
 from service.domain.scheduling.placement.slots import (
     EPSILON,
@@ -21,9 +22,7 @@ from service.domain.scheduling.placement.slots import (
     amounts,
     gpus_fitting,
     is_part_of_gpu,
-    needs,
     share_of,
-    spoken_bundle,
 )
 
 SIZE_POWER = 0.7

@@ -12,8 +12,9 @@ from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.elastic import sizing
 from service.domain.scheduling.elastic.targets import ElasticClaim, Standing, in_vain, targets
 from service.domain.scheduling.placement.gangs import Gang, Gangs, WorkerKind
+from service.domain.scheduling.placement.phrases import workers
 from service.domain.scheduling.placement.pools import Offer, Pool
-from service.domain.scheduling.placement.slots import count, rounded_down, workers
+from service.domain.scheduling.placement.slots import count, rounded_down
 from service.domain.scheduling.placement.stock import Stock, When
 from service.domain.scheduling.policy.emptied import Emptied
 from service.domain.scheduling.policy.ranking import Able, may_borrow

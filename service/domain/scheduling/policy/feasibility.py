@@ -11,21 +11,23 @@ from service.config.node_types import LABEL, OPEN
 from service.domain.scheduling.placement.gangs import Gang
 from service.domain.scheduling.placement.heterogeneous import never_fits
 from service.domain.scheduling.placement.node_kinds import NodeKinds
-from service.domain.scheduling.placement.pinned_nodes import place_pinned
-from service.domain.scheduling.placement.slots import (
-    EPSILON,
-    Node,
-    Request,
+from service.domain.scheduling.placement.phrases import (
     distinct_amounts,
-    fits,
-    fits_pinned,
-    is_open,
-    is_part_of_gpu,
     needs,
     number_of_nodes,
     spoken_bundle,
     spoken_ranks,
     workers,
+)
+from service.domain.scheduling.placement.pinned_nodes import place_pinned
+from service.domain.scheduling.placement.slots import (
+    EPSILON,
+    Node,
+    Request,
+    fits,
+    fits_pinned,
+    is_open,
+    is_part_of_gpu,
 )
 from service.domain.scheduling.placement.topology import Topology, largest, name_of
 from service.domain.scheduling.rules.obstacles import Reason

@@ -42,7 +42,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from service.domain.scheduling.placement import slots
+from service.domain.scheduling.placement.phrases import number_of_nodes
 from service.domain.scheduling.placement.slots import Node
 from service.domain.scheduling.policy.ordering import OnError, in_order, not_planned_reason
 from service.domain.scheduling.policy.ranking import too_early
@@ -125,7 +125,7 @@ def _nothing_starts(snapshot: Snapshot, accepted: Sequence[Node]) -> Reason | No
     may_come = bool(snapshot.to_come)
     starting = sum(node.is_starting for node in snapshot.nodes)
     if starting and not accepted and not may_come:
-        number = slots.number_of_nodes(starting)
+        number = number_of_nodes(starting)
         return Reason("no_nodes", f"waits for a node: dray's agent is starting on {number}")
     if snapshot.nodes and not accepted and not may_come:
         return Reason("no_nodes", "waits for a node: dray refuses every node of the cluster")

@@ -8,8 +8,9 @@ from functools import partial
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import Gang, Gangs, WorkerKind
+from service.domain.scheduling.placement.phrases import workers
 from service.domain.scheduling.placement.pools import Offer, Pool, pack_later
-from service.domain.scheduling.placement.slots import Node, count, is_open, workers
+from service.domain.scheduling.placement.slots import Node, count, is_open
 from service.domain.scheduling.placement.stock import Stock, When
 from service.domain.scheduling.placement.topology import Topology
 from service.domain.scheduling.policy.allowances import Allowances

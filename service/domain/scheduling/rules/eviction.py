@@ -314,6 +314,7 @@ def victims(
     else:
         return Asked((), trial.capacity)
     needed: list[Ask] = []
+    not_needed: list[Ask] = []
     leaving = set()
     for ask in reversed(chosen):
         name = ask.running.job_id
@@ -321,12 +322,28 @@ def victims(
         if name not in leaving:
             trial.release(ask, -1)
             if trial.capacity >= least:
+                not_needed.append(ask)
                 continue
             trial.release(ask)
         needed.append(ask)
         if ask.is_all:
             leaving.add(name)
-    return Asked(tuple(reversed(needed)), trial.capacity)
+    for ask in reversed(not_needed):
+        if ask.running.job_id not in leaving and not _leaves_a_size(ask.running, needed):
+            trial.release(ask)
+            needed.append(ask)
+    kept = set(map(id, needed))
+    return Asked(tuple(ask for ask in chosen if id(ask) in kept), trial.capacity)
+
+
+def _leaves_a_size(running: RunningJob, asks: Iterable[Ask]) -> bool:
+    """Whether the workers that the job keeps form complete replicas of its model, except for its
+    spares."""
+    if running.request.num_parts == 1:
+        return True
+    going = sum(count(ask.slices) for ask in asks if ask.running.job_id == running.job_id)
+    left = count(running.slices) - going
+    return running.request.rounded_down(left) == left
 
 
 class Lent(NamedTuple):

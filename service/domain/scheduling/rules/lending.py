@@ -16,7 +16,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ray_workers.shared.contracts import Slice
 from service.domain.scheduling.placement.gangs import WorkerKind
-from service.domain.scheduling.placement.slots import EPSILON, Holder, Node, amounts, spoken
+from service.domain.scheduling.placement.phrases import spoken
+from service.domain.scheduling.placement.slots import EPSILON, Holder, Node, amounts
 from service.domain.scheduling.rules.queues import has_of
 from service.domain.scheduling.rules.tree import Path, QueueTree
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from service.domain.scheduling.placement.gangs import WorkerKind
+from service.domain.scheduling.placement.phrases import needs, spoken
 from service.domain.scheduling.placement.slots import (
     EPSILON,
     Holder,
@@ -21,8 +22,6 @@ from service.domain.scheduling.placement.slots import (
     Request,
     amounts,
     amounts_of,
-    needs,
-    spoken,
 )
 from service.domain.scheduling.rules.lending import Lending
 from service.domain.scheduling.rules.obstacles import MAX_NAMED, Reason

@@ -9,7 +9,8 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from service.domain.scheduling.placement.slots import ACCELERATOR, Node, spoken
+from service.domain.scheduling.placement.phrases import spoken
+from service.domain.scheduling.placement.slots import ACCELERATOR, Node
 
 DEFAULT = "default"
 """The queue of jobs that don't name a queue. It always exists."""

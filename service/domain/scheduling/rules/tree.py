@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from service.domain.scheduling.placement.slots import EPSILON, Node, spoken
+from service.domain.scheduling.placement.phrases import spoken
+from service.domain.scheduling.placement.slots import EPSILON, Node
 from service.domain.scheduling.rules.queues import DEFAULT, Queue, Unfit, has_of
 
 MAX_DEPTH = 8

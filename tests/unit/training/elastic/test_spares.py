@@ -30,7 +30,16 @@ KINDS: dict[str, dict[str, Any]] = {
         "parallel": {"shard": 2},
         "checkpoint": {"in_memory": {"every_steps": 2}},
     },
+    "divided, with replicas": {
+        "parallel": {"shard": 2},
+        "elastic": {"spares": 1, "min_workers": 2},
+    },
 }
+WITHOUT_REPLICAS = [kind for kind in KINDS if kind != "divided, with replicas"]
+"""The kinds that are tested with two ranks."""
+
+
+OF_DIVIDED = [soak("divided, with replicas", rank) for rank in (0, 2, 3)]
 
 
 def with_spare(kind: str = "replicated", num_workers: int = 2) -> dict[str, Any]:
@@ -126,7 +135,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
 
 @pytest.mark.parametrize(
     ("kind", "rank"),
-    [("replicated", 1), *(soak(kind, rank) for kind in KINDS for rank in (0, 1))],
+    [("replicated", 1), *(soak(kind, rank) for kind in WITHOUT_REPLICAS for rank in (0, 1))],
 )
 def test_a_spare_takes_the_rank_of_a_killed_rank(
     kind: str, rank: int, tmp_path: Path, undisturbed: Callable[..., Path]
@@ -141,11 +150,24 @@ def test_a_spare_takes_the_rank_of_a_killed_rank(
     print(f"from the kill to the next step with a spare: {recovery_s(tmp_path):.3f} s")
 
 
+@pytest.mark.parametrize(("kind", "rank"), [("divided, with replicas", 1), *OF_DIVIDED])
+def test_a_spare_gets_the_part_of_a_killed_rank(
+    kind: str, rank: int, tmp_path: Path, undisturbed: Callable[..., Path]
+) -> None:
+    """Two replicas of two ranks."""
+    train(tmp_path, kind, SpareFaults([rank]), num_workers=4)
+    pages = heartbeat.observe_ranks(tmp_path / "attempt-1" / "pages")
+    assert (rank, 1) not in {(one.rank, one.incarnation) for one in pages}, "it was replaced anew"
+    (uses,) = [one.status.uses for one in pages if one.rank == 4]
+    assert uses[TimeCategory.USEFUL] + uses[TimeCategory.RECOMPUTED] > 0.0
+    assert_same(tmp_path, undisturbed(kind, 4))
+
+
 @pytest.mark.parametrize(
     ("kind", "point"),
     [
         soak(kind, point)
-        for kind in KINDS
+        for kind in WITHOUT_REPLICAS
         for point in (FaultPoint.PEERS_ARE_THERE, FaultPoint.GROUP_JOINED, FaultPoint.RESTORED)
     ],
 )
@@ -157,7 +179,7 @@ def test_a_spare_is_killed_while_it_takes_over(
 
 
 @ONE_SET
-@pytest.mark.parametrize("kind", [soak(kind) for kind in KINDS])
+@pytest.mark.parametrize("kind", [soak(kind) for kind in WITHOUT_REPLICAS])
 def test_a_spare_and_a_rank_are_killed_together(
     kind: str, tmp_path: Path, undisturbed: Callable[..., Path]
 ) -> None:

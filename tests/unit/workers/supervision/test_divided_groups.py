@@ -11,7 +11,7 @@ import pytest
 from ray_workers.shared.commands import Recall
 from ray_workers.shared.contracts import Slice
 from ray_workers.shared.frames import LossKind
-from ray_workers.supervision.recovery import GroupChange
+from ray_workers.supervision.member import GroupChange
 from ray_workers.supervision.slots import Slots
 from tests.unit.workers.supervision.observed import observation
 from tests.unit.workers.supervision.recovering import (

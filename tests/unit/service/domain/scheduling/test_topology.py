@@ -18,7 +18,8 @@ from service.domain.scheduling import autoscaling
 from service.domain.scheduling.outlook.counterfactuals import Choices, JobQuestions
 from service.domain.scheduling.outlook.simulation import Simulation
 from service.domain.scheduling.outlook.situation import Situation
-from service.domain.scheduling.placement.slots import held_on, needs, offered, request_of
+from service.domain.scheduling.placement.phrases import needs
+from service.domain.scheduling.placement.slots import held_on, offered, request_of
 from service.domain.scheduling.policy import (
     Decision,
     Grow,

@@ -163,3 +163,43 @@ def test_no_worker_gives_up_the_only_copy_of_its_part(seed: int) -> None:
     for _ in range(8):
         group.change()
         group.form()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_spares_fill_the_positions_of_lost_workers_and_move_no_part(seed: int) -> None:
+    """Workers are lost with and without their nodes, and some spares are ready."""
+    chance = Random(seed)
+    stages, per_stage = chance.randint(1, 3), chance.randint(1, 3)
+    shape = MeshShape(max(2, stages * per_stage), stages if stages * per_stage > 1 else 1)
+    positions = as_torch_orders(shape, chance.randint(1, 4))
+    group, lost, dead = replace(traits(RECIPE), mesh=shape), set[int](), set[str]()
+    workers = []
+    for rank, position in enumerate(positions):
+        state = chance.choice([A, A, A, L])
+        if state is L:
+            lost.add(rank)
+            dead |= {f"n{rank}"} if chance.random() < 0.5 else set()
+        workers.append(Worker(rank, rank, f"n{rank}", state, position))
+    num_spares = chance.randint(0, 3)
+    for index in range(len(positions), len(positions) + num_spares):
+        workers.append(Worker(index, 0, f"n{index}", WorkerState.SPARE))
+    if len(lost) == len(positions):
+        return
+    found = next_round(GroupRoster(workers, 1, dead), group)
+    assert isinstance(found, NextRound)
+    num_used = min(num_spares, len(lost))
+    assert [taken for _, taken in found.takeovers] == sorted(lost)[:num_used]
+    replaced = {taken for _, taken in found.takeovers}
+    num_left = len(positions) - sum(f"n{rank}" in dead for rank in lost - replaced)
+    num_replicas = num_left // shape.num_parts
+    assert len(found.members) == num_replicas * shape.num_parts
+    assert len(found.idle) == num_left % shape.num_parts
+    of_ranks = as_torch_orders(shape, num_replicas)
+    for part in range(shape.num_parts):
+        holders = {r for r, each in enumerate(positions) if each.part == part and r not in lost}
+        keeping = {i for i, p in zip(found.members, of_ranks, strict=True) if p.part == part}
+        assert len(holders & keeping) == min(len(holders), num_replicas)
+    if num_left == len(positions):
+        stay = [index for index in found.members if index < len(positions) and index not in lost]
+        assert all(found.members[rank] == rank for rank in stay), "no worker moves"
+        assert not {spare for spare, _ in found.takeovers} - set(found.members)

@@ -11,14 +11,9 @@ import pytest
 from dray.spec import JobSpec
 from ray_workers.shared.contracts import RoleSlots, Slice, by_bundle
 from service.domain.scheduling import autoscaling
+from service.domain.scheduling.placement.phrases import needs
 from service.domain.scheduling.placement.shared_gpus import parts_on, with_shared_gpus
-from service.domain.scheduling.placement.slots import (
-    amounts_of,
-    held_on,
-    needs,
-    request_of_job,
-    share_of,
-)
+from service.domain.scheduling.placement.slots import amounts_of, held_on, request_of_job, share_of
 from service.domain.scheduling.policy import (
     Holder,
     Node,

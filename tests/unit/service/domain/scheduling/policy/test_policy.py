@@ -13,7 +13,8 @@ import pytest
 from dray.spec import Resources
 from ray_workers.shared.contracts import Slice
 from service.config.node_types import label_resources
-from service.domain.scheduling.placement.slots import fits, held_on, needs, offered, request_of
+from service.domain.scheduling.placement.phrases import needs
+from service.domain.scheduling.placement.slots import fits, held_on, offered, request_of
 from service.domain.scheduling.policy import (
     Decision,
     Holder,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from random import Random
 
@@ -43,6 +44,14 @@ def test_workers_without_a_replica_are_released_alone() -> None:
     assert spare((B2, C2, A1), 4, 4) == (A1,)
 
 
+def test_spares_are_released_first_and_one_by_one() -> None:
+    """A group of four workers, in replicas of two, and two spares."""
+    held = (C2, B2, A1, Slice("d", 1))
+    assert spare(held, 2, 2, 4) == (Slice("d", 1), A1, B2)
+    assert released_together((Slice("d", 1), A1, B2), 6, 2, 4) == [(Slice("d", 1),), (A1,), (B2,)]
+    assert spare(held, 4, 1, 4) == (Slice("d", 1), A1), "the number of workers is fixed"
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_what_is_released_together_is_the_least_that_leaves_whole_replicas(seed: int) -> None:
     chance = Random(seed)
@@ -64,6 +73,24 @@ def test_what_is_released_together_is_the_least_that_leaves_whole_replicas(seed:
         assert left >= least
 
 
+def test_a_job_does_not_keep_a_spare_as_an_incomplete_replica() -> None:
+    """The waiting job needs only the last four slots of a group of eight workers, in replicas of
+    four, and a spare. Without these slots, the spare would be one worker of a replica of four."""
+    held = (Slice("a", 4), Slice("b", 4), Slice("c", 1))
+    request = Request(9, GPU, 4, num_spares=1, num_parts=4)
+    running = RunningJob(
+        *("held", 50, 0, request.of_size(9), held, MIN_RUN_S), spare=spare(held, 4, 4, 8)
+    )
+    nodes = tuple(
+        Node(part.node_id, {"GPU": float(part.num_workers)}, {"GPU": 0.0}) for part in held
+    )
+    waiting = WaitingJob("asks", 0, 90, 1, Request(4, GPU, required_level="node"), yields=False)
+    holders = (Holder("held", held, GPU),)
+    found = plan(Snapshot((waiting,), nodes, True, holders, running=(running,)), NOW)
+    (shrink,) = [one for one in found if isinstance(one, Shrink)]
+    assert shrink.slices == (held[2], held[1])
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_the_sizes_to_compare_are_whole_replicas(seed: int) -> None:
     chance = Random(seed)
@@ -82,14 +109,28 @@ class Cluster:
         self.nodes = {f"n{n}": float(chance.randint(1, 6)) for n in range(chance.randint(2, 6))}
         self.requests: dict[str, Request] = {}
         self.held: dict[str, tuple[Slice, ...]] = {}
-        self.has_changed = False
+        self.num_submitted = self.num_spares_released = 0
 
     def submit(self) -> None:
-        size = self.chance.choice([1, 2, 2, 3, 4])
+        size, num_spares = self.chance.choice([1, 2, 2, 3, 4]), self.chance.choice([0, 0, 1, 2, 3])
         least = size * self.chance.randint(1, 2)
         most = least + size * self.chance.randint(0, 3)
-        name = f"j{len(self.requests)}"
-        self.requests[name] = Request(most, GPU, least, num_parts=size)
+        self.num_submitted += 1
+        name, spares = f"j{self.num_submitted}", {"num_spares": num_spares}
+        if num_spares and self.chance.random() < 0.3:  # of a fixed size
+            self.requests[name] = Request(least + num_spares, GPU, **spares)
+        else:
+            self.requests[name] = Request(most + num_spares, GPU, least, **spares, num_parts=size)
+
+    def sizes(self, name: str, *, starts: bool = False) -> list[int]:
+        """Return the numbers of slots that the job can use."""
+        request = self.requests[name]
+        ranks = request.num_workers - request.num_spares
+        if request.min_workers is None:
+            sizes = list(range(ranks, request.num_workers + 1))
+            return sizes[-1:] if starts else sizes
+        of_ranks = range(request.min_workers, ranks + 1, request.num_parts)
+        return [*of_ranks, *range(ranks + 1, request.num_workers + 1)]
 
     def snapshot(self) -> Snapshot:
         queue = tuple(
@@ -115,16 +156,17 @@ class Cluster:
         return count(self.held[name]) < self.requests[name].num_workers
 
     def _growing(self, name: str, slices: tuple[Slice, ...]) -> Growing:
-        lacking = max(0, self.requests[name].least - count(slices))
+        lacking = max(0, self.sizes(name)[0] - count(slices))
         return Growing(name, 1, 50, 0, self.requests[name], slices, lacking)
 
     def _running(self, name: str, slices: tuple[Slice, ...]) -> RunningJob:
         request = self.requests[name]
-        is_whole = count(slices) >= request.least
+        is_whole, num_ranks = count(slices) >= self.sizes(name)[0], request.num_ranks
+        size = self.sizes(name)[0], request.num_parts, num_ranks
         return RunningJob(
             *(name, 50, 0, request.of_size(count(slices)), slices, MIN_RUN_S),
             yields=True,
-            spare=spare(slices, request.least, request.num_parts) if is_whole else (),
+            spare=spare(slices, *size) if is_whole else (),
         )
 
     def lose_a_node(self) -> None:
@@ -146,6 +188,7 @@ class Cluster:
             elif isinstance(made, Grow):
                 self.held[name] = (*self.held[name], *made.slices)
             elif isinstance(made, Shrink):
+                self.check_shrink(name, made.slices)
                 rest = list(self.held[name])
                 for part in made.slices:
                     rest.remove(part)
@@ -154,11 +197,8 @@ class Cluster:
                 del self.held[name]
             else:
                 continue
-            request = self.requests[name]
             if name in self.held:
-                num = count(self.held[name])
-                assert num % request.num_parts == 0, (name, made)
-                assert request.least <= num <= request.num_workers
+                assert count(self.held[name]) in self.sizes(name), (name, made)
 
     def check_start(
         self, name: str, slices: tuple[Slice, ...], before: dict[str, tuple[Slice, ...]]
@@ -167,10 +207,24 @@ class Cluster:
         if before or len(self.held) > 1:
             return
         free, request = int(sum(self.nodes.values())), self.requests[name]
-        fitting = list(range(request.least, request.num_workers + 1))
-        fitting = [n for n in fitting if n <= free and n % request.num_parts == 0]
+        fitting = [size for size in self.sizes(name, starts=True) if size <= free]
         assert count(slices) == max(fitting)
-        self.has_changed = True
+        num_spares = max(0, count(slices) - request.num_ranks)
+        of_spares = slices[len(slices) - num_spares :]
+        assert all(part.num_workers == 1 for part in of_spares)
+        of_ranks = {part.node_id for part in slices[: len(slices) - num_spares]}
+        elsewhere = sum(free for node, free in self.nodes.items() if node not in of_ranks)
+        num_apart = sum(part.node_id not in of_ranks for part in of_spares)
+        assert num_apart == min(num_spares, elsewhere)
+
+    def check_shrink(self, name: str, slices: tuple[Slice, ...]) -> None:
+        """Check that a group that keeps all its workers only releases the slots of spares."""
+        held, num_ranks = self.held[name], self.requests[name].num_ranks
+        left = count(held) - count(slices)
+        of_spares = held[len(held) - max(0, count(held) - num_ranks) :]
+        if left >= num_ranks and all(part.num_workers == 1 for part in of_spares):
+            assert not Counter(slices) - Counter(of_spares)
+            self.num_spares_released += len(slices)
 
 
 @pytest.mark.parametrize("seed", range(40))
