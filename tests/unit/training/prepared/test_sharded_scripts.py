@@ -321,7 +321,8 @@ def _load(
 
 
 def _load_alone(rank: int, home: str, names: Sequence[str], seed: int) -> None:
-    torch.distributed.destroy_process_group()
+    """Load in a process without a group, as a script that was started by itself."""
+    dist.destroy_process_group()
     in_rank(rank, 1)
     for name in names:
         folder = Path(home, name)
@@ -330,6 +331,7 @@ def _load_alone(rank: int, home: str, names: Sequence[str], seed: int) -> None:
         reporting._job_checkpoints = None
         run = begin(name, AloneGroup(), {}, seed + 1)
         check(run, torch.load(folder / "expected.pt", weights_only=False))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
 def check(run: Run, expected: Any) -> None:
