@@ -186,7 +186,7 @@ INVALID |= {
         "/elastic/min_workers",
         "must be at most resources.num_workers, which is 1",
     ),
-    "elastic without min_workers": ({**GOOD, "elastic": {}}, "/elastic/min_workers", "is missing"),
+    "elastic without min_workers": ({**GOOD, "elastic": {}}, "/elastic", "is missing"),
     "an exact elastic script": (
         {"script": {"entrypoint": "a.py"}, "elastic": {"min_workers": 1, "exact": True}},
         "/elastic/exact",
