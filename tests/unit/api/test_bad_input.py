@@ -177,7 +177,7 @@ for value in ("0", "-1", "1.5", "true", '"1"', "null"):
 for value in ("0", "-1", "1.5", "true", '"1"', "null", "4097"):
     INVALID[f"min_workers {value}"] = (
         raw(value, "elastic", "min_workers"),
-        "/elastic/min_workers",
+        "/elastic" if value == "null" else "/elastic/min_workers",
         "",
     )
 INVALID |= {
@@ -186,7 +186,7 @@ INVALID |= {
         "/elastic/min_workers",
         "must be at most resources.num_workers, which is 1",
     ),
-    "elastic without min_workers": ({**GOOD, "elastic": {}}, "/elastic", "is missing"),
+    "elastic without min_workers": ({**GOOD, "elastic": {}}, "/elastic", "must set min_workers"),
     "an exact elastic script": (
         {"script": {"entrypoint": "a.py"}, "elastic": {"min_workers": 1, "exact": True}},
         "/elastic/exact",
