@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ray_workers.training.checkpoint.safetensors_layout import DTYPES, PickledValue, TaggedValue
+from ray_workers.training.core import compat_torch
 
 PLAIN = (bool, int, float, str, types.NoneType)
 """Types that have a form in JSON; their subclasses don't."""
@@ -207,7 +208,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "numpy._core.multiarray": ("_reconstruct", "scalar"),
     "numpy._core.numeric": ("_frombuffer",),
     "torch": ("Size", "device", *(str(one).removeprefix("torch.") for one in _TYPES)),
-    "torch._utils": ("_rebuild_tensor_v2", "_rebuild_parameter"),
+    **compat_torch.TENSORS_IN_PICKLES,
 }
 
 

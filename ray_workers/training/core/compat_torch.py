@@ -29,6 +29,8 @@ IMPORTED_LATE = ("torch._dynamo",)
 """Modules that torch imports when the first optimizer is created."""
 IMPORTED_LATE_OPTIONAL = ("torch.profiler._cupti_monitor",)
 """Modules that only some versions of torch have, imported when the first profile is taken."""
+TENSORS_IN_PICKLES = {"torch._utils": ("_rebuild_tensor_v2", "_rebuild_parameter")}
+"""The functions that a pickle names for a tensor or parameter, by module."""
 ONNX_REGISTRATION_LOGGER = "torch.onnx._internal.exporter._registration"
 """The logger that warns about missing packages that only the export of other models requires.
 `torch.onnx.export` has no option to disable this logger."""

@@ -67,7 +67,16 @@ async def test_it_comes_last_and_takes_as_long_as_jobs_of_its_new_size(service: 
     [
         ({"elastic": {"min_workers": 4}}, Change(min_workers=2), (2, {"CPU": 1.0})),
         ({}, Change(of_worker=("memory", 2.0**30)), (4, {"CPU": 1.0, "memory": 2.0**30})),
-        ({"elastic": {"min_workers": 4}}, Change(of_worker=("GPU", 1.0)), None),
+        (
+            {"elastic": {"min_workers": 4}},
+            Change(of_worker=("GPU", 1.0)),
+            (4, {"CPU": 1.0, "GPU": 1.0}),
+        ),
+        (
+            {"elastic": {"min_workers": 4}, "train": {"measure_noise": True}},
+            Change(of_worker=("GPU", 1.0)),
+            None,
+        ),
     ],
 )
 async def test_less_is_asked_for_by_the_rules_of_a_document(

@@ -17,6 +17,7 @@ from ray_workers.supervision.member import Member
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.slots import Slots
 from ray_workers.supervision.worker_group import WorkerGroup
+from ray_workers.training.checkpoint import triggers
 from ray_workers.training.checkpoint.interval import CheckpointInterval
 from ray_workers.training.loop import trainer
 from tests.fakes.attempt import Failed, FakeRank
@@ -47,7 +48,7 @@ async def test_observed_failures_determine_the_checkpoint_interval(
     task = RankTask.from_json(sent.to_json())
     intervals: list[float] = []
     monkeypatch.setattr(
-        trainer,
+        triggers,
         "CheckpointInterval",
         lambda mtbf_s: intervals.append(mtbf_s) or CheckpointInterval(mtbf_s),
     )
