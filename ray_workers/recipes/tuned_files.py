@@ -87,13 +87,20 @@ def _write_merged(
     folder: Path,
 ) -> None:
     """Write the base's files of weights, with the adapter's products added to their targets."""
-    targets = {stored[f"{name}.base_layer.weight"].key: name for name in targets_of([*tensors])}
+    layers = {name: stored[f"{name}.base_layer.weight"] for name in targets_of([*tensors])}
+    targets = {layer.key: name for name, layer in layers.items()}
     for file in base.weight_files:
         with safe_open(base.paths[file], framework="pt") as content:
             weights = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118
         for key in weights.keys() & targets.keys():
             down, up = (tensors[f"{targets[key]}.lora_{part}.default.weight"] for part in "AB")
-            weights[key] = merged(weights[key], down, up, scaling(adapter))
+            weights[key] = merged(
+                weights[key],
+                down,
+                up,
+                scaling(adapter),
+                is_transposed=layers[targets[key]].is_transposed,
+            )
         save_file(weights, folder / file, results.METADATA)
     if base_files.INDEX in base.paths:
         shutil.copyfile(base.paths[base_files.INDEX], folder / base_files.INDEX)

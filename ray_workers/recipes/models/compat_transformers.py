@@ -125,6 +125,13 @@ def lora_config(adapter: spec.Lora, base: str | None) -> Any:
     )
 
 
+def is_transposed(layer: nn.Module) -> bool:
+    """Return whether a linear layer stores its weight as (inputs, outputs), as in GPT-2."""
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(layer, Conv1D)
+
+
 def renaming(lm: Any, location: str) -> Callable[[str], str]:
     """Return a function that returns the parameter for a name in a file of weights. Raises
     DataError if the weights are not stored as the parameters that the model has."""

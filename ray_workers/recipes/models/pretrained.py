@@ -40,6 +40,8 @@ class Stored:
     key: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    is_transposed: bool
+    """Whether it is the weight of a linear layer, stored as (inputs, outputs)."""
 
 
 class PretrainedModel(nn.Module):
@@ -160,7 +162,12 @@ def _refuse_missing_targets(lm: nn.Module, adapter: spec.Lora) -> None:
     if adapter.target_modules == "all-linear":
         return
     names = {name: module for name, module in lm.named_modules() if name}
-    linear = {name for name, module in names.items() if isinstance(module, nn.Linear)}
+    linear = {
+        name
+        for name, module in names.items()
+        if isinstance(module, nn.Linear) or compat_transformers.is_transposed(module)
+    }
+    shared = {module for first, others in _ties(lm) for module, _ in (first, *others)}
     known = sorted({name.rpartition(".")[2] for name in linear})
     for target in adapter.target_modules:
         found = [name for name in names if name == target or name.endswith(f".{target}")]
@@ -174,6 +181,11 @@ def _refuse_missing_targets(lm: nn.Module, adapter: spec.Lora) -> None:
             raise ModelError(
                 f"model.adapter.target_modules: {target!r} is a {kind}; only linear layers can "
                 f"have an adapter: {listed(known)}"
+            )
+        if not shared.isdisjoint(names[name] for name in found):
+            raise ModelError(
+                f"model.adapter.target_modules: {target!r} shares its weight with another layer, "
+                "such as the embedding, so that an adapter can't be merged: leave it out"
             )
 
 
@@ -220,7 +232,15 @@ def _stored(base: BaseModel, lm: nn.Module) -> dict[str, Stored]:
                     if name is not None and (name not in found or name == alias):
                         rows = content.get_slice(key)
                         dtype = compat_transformers.dtype_of(rows, f"{location}: {key}")
-                        found[name] = Stored(file, key, tuple(rows.get_shape()), dtype)
+                        layer, _, last = name.rpartition(".")
+                        found[name] = Stored(
+                            file,
+                            key,
+                            tuple(rows.get_shape()),
+                            dtype,
+                            last == "weight"
+                            and compat_transformers.is_transposed(lm.get_submodule(layer)),
+                        )
         except (SafetensorError, OSError) as error:
             raise broken(location, f"is not a safetensors file: {error}") from error
     missing = [name for name in parameters if name not in found]
@@ -245,12 +265,15 @@ def scaling(adapter: spec.Lora) -> float:
     return adapter.alpha / (math.sqrt(adapter.rank) if adapter.rslora else adapter.rank)
 
 
-def merged(weight: Tensor, down: Tensor, up: Tensor, factor: float) -> Tensor:
+def merged(
+    weight: Tensor, down: Tensor, up: Tensor, factor: float, *, is_transposed: bool
+) -> Tensor:
     """Return the weight with its adapter's product added, in the weight's type. down: (rank,
-    inputs), up: (outputs, rank)."""
+    inputs), up: (outputs, rank), weight: (outputs, inputs), or (inputs, outputs) if it is
+    transposed."""
     exact = torch.promote_types(weight.dtype, torch.float32)
     change = factor * (up.to(exact) @ down.to(exact))
-    return (weight.to(exact) + change).to(weight.dtype)
+    return (weight.to(exact) + (change.T if is_transposed else change)).to(weight.dtype)
 
 
 def targets_of(names: Sequence[str]) -> list[str]:

@@ -88,7 +88,7 @@ def test_joined_examples_have_the_same_losses(home: Path) -> None:
     assert int((targets >= 0).sum()) == int(apart.train.num_terms[:9].sum())
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2"])
 @pytest.mark.parametrize("adapter", [None, "lora"])
 def test_the_first_outputs_are_those_of_transformers(
     tmp_path: Path, kind: str, adapter: str | None
@@ -205,6 +205,30 @@ def test_the_adapter_and_the_merged_model_compute_the_same(
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     files = {path.name for path in tmp_path.glob("*.safetensors")}
     assert files == {path.name for path in (home / "base").glob("*.safetensors")}
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["c_proj"]])
+def test_transposed_weights_are_merged(tmp_path: Path, targets: Any) -> None:
+    """GPT-2 stores the weights of its linear layers as (inputs, outputs)."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    tiny.make_base(tmp_path / "base", "gpt2")
+    tiny.write_lines(tmp_path / "data.jsonl", tiny.conversations(10))
+    adapter = {**LORA, "target_modules": targets}
+    work = build(job(tmp_path, model={"adapter": adapter}), tmp_path)
+    changed(work)
+    (result := tmp_path / "result").mkdir()
+    work.write_results(work.model, {}, 7, result)
+    inputs, _ = work.train.take(torch.arange(1))
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    one = PeftModel.from_pretrained(base, result / "adapter").eval()
+    merged = AutoModelForCausalLM.from_pretrained(result).eval()
+    with torch.no_grad():
+        expected = work.model.eval()(inputs)
+        for model in (one, merged):
+            found = model(input_ids=inputs[:, 0]).logits
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def assert_frozen(work: Workload, base: Any) -> None:
@@ -343,6 +367,14 @@ def test_a_target_module_that_is_not_there_is_named(home: Path) -> None:
 
     assert "has no module 'query'; its linear layers are 'down_proj'" in message("q_proj", "query")
     assert "'embed_tokens' is a Embedding" in message("embed_tokens")
+
+
+def test_an_adapter_of_a_shared_weight_is_refused(tmp_path: Path) -> None:
+    tiny.make_base(tmp_path / "base", tie_word_embeddings=True)
+    tiny.write_lines(tmp_path / "data.jsonl", tiny.texts(10))
+    adapter = {**LORA, "target_modules": ["lm_head"]}
+    found = refused(tmp_path, model={"adapter": adapter})
+    assert "'lm_head' shares its weight with another layer" in found
 
 
 def test_a_missing_package_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
