@@ -77,6 +77,9 @@ def empty_model(base: BaseModel, folder: Path) -> Any:
         )
     with reading(location, "is of a model that can't be created"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        # The base could name flash attention, which would mix the examples of a row, or the
+        # address of a kernel with its own code.
+        config._attn_implementation = None
         with init_empty_weights(include_buffers=False):
             create: Any = AutoModelForCausalLM.from_config
             model = create(config, dtype=torch.get_default_dtype(), trust_remote_code=False)
