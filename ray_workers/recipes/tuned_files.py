@@ -102,7 +102,7 @@ def _write_merged(
                 is_transposed=layers[targets[key]].is_transposed,
             )
         save_file(weights, folder / file, results.METADATA)
-    if base_files.INDEX in base.paths:
+    if base.weight_files != [base_files.SINGLE]:
         shutil.copyfile(base.paths[base_files.INDEX], folder / base_files.INDEX)
 
 

@@ -220,6 +220,7 @@ def _stored(base: BaseModel, lm: nn.Module) -> dict[str, Stored]:
     first = {parameter: name for name, parameter in parameters.items()}
     every = lm.named_parameters(remove_duplicate=False)
     name_of = {name: first[parameter] for name, parameter in every}
+    buffers = {name: one for name, one in lm.named_buffers() if name not in _not_stored(lm)}
     rename = compat_transformers.renaming(lm, base.location)
     found: dict[str, Stored] = {}
     for file in base.weight_files:
@@ -229,6 +230,10 @@ def _stored(base: BaseModel, lm: nn.Module) -> dict[str, Stored]:
                 for key in content.keys():  # noqa: SIM118 (it is not a mapping)
                     alias = rename(key)
                     name = name_of.get(alias)
+                    if alias in buffers:
+                        _refuse_other_value(
+                            f"{location}: {key}", alias, content.get_tensor(key), buffers[alias]
+                        )
                     if name is not None and (name not in found or name == alias):
                         rows = content.get_slice(key)
                         dtype = compat_transformers.dtype_of(rows, f"{location}: {key}")
@@ -258,6 +263,25 @@ def _stored(base: BaseModel, lm: nn.Module) -> dict[str, Stored]:
                 f"config.json it is {list(parameter.shape)}",
             )
     return found
+
+
+def _not_stored(lm: nn.Module) -> set[str]:
+    """Return the names of the buffers that are not in the state dict."""
+    return {
+        f"{path}.{name}" if path else name
+        for path, module in lm.named_modules()
+        for name in module._non_persistent_buffers_set
+    }
+
+
+def _refuse_other_value(location: str, name: str, given: Tensor, buffer: Tensor) -> None:
+    """Raise DataError if a buffer is not stored with the value that the model has created."""
+    if given.shape != buffer.shape or not torch.equal(given, buffer.to(given.dtype)):
+        raise broken(
+            location,
+            f"is the value of the buffer {name}, which differs from the model's initial value; "
+            "such architectures are not supported yet",
+        )
 
 
 def scaling(adapter: spec.Lora) -> float:

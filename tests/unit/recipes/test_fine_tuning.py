@@ -350,6 +350,50 @@ def test_layers_that_would_mix_examples_are_refused(own: Path) -> None:
     assert "takes no positions" in refused(own)
 
 
+def test_a_base_does_not_choose_how_attention_is_computed(own: Path) -> None:
+    config_with(own, attn_implementation="flash_attention_2")
+    lm: Any = build(job(own), own).model.lm
+    assert lm.config._attn_implementation == "sdpa"
+    config_with(own, attn_implementation="someone/kernels")
+    build(job(own), own)
+
+
+def test_a_buffer_with_another_value_is_refused(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result would not contain it."""
+    from transformers import LlamaForCausalLM
+
+    create = LlamaForCausalLM.__init__
+
+    def with_buffer(lm: Any, *rest: Any) -> None:
+        create(lm, *rest)
+        lm.model.layers[0].register_buffer("scale", torch.ones(1))
+
+    monkeypatch.setattr(LlamaForCausalLM, "__init__", with_buffer)
+    path = sorted((own / "base").glob("*.safetensors"))[0]
+    weights = load_file(path)
+    for value in (1.0, 2.0):
+        stored = {**weights, "model.layers.0.scale": torch.tensor([value])}
+        save_file(stored, path, {"format": "pt"})
+        if value == 1.0:
+            build(job(own), own)
+        else:
+            assert "the buffer model.layers.0.scale" in refused(own)
+
+
+def test_a_single_file_comes_before_an_index(own: Path) -> None:
+    """transformers reads them in this order."""
+    base = own / "base"
+    weights: dict[str, torch.Tensor] = {}
+    for path in sorted(base.glob("*.safetensors")):
+        weights |= load_file(path)
+        path.unlink()
+    save_file(weights, base / "model.safetensors", {"format": "pt"})
+    work = build(job(own, model={"adapter": "lora"}), own)
+    (own / "result").mkdir()
+    work.write_results(work.model, {}, 7, own / "result")
+    assert not (own / "result" / "model.safetensors.index.json").exists()
+
+
 def test_a_token_without_an_embedding_is_named(own: Path) -> None:
     path = own / "base" / "tokenizer.json"
     kept = json.loads(path.read_text())
