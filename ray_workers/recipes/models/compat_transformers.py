@@ -28,6 +28,15 @@ TORCH_DTYPES = {
 }
 ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 """The types of layers in which a mask separates the examples of a row."""
+NOT_SEPARATED = frozenset(
+    {
+        *("bert", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "flaubert"),
+        *("megatron-bert", "openai-gpt", "rembert", "roberta", "roberta-prelayernorm"),
+        *("roc_bert", "roformer", "xlm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+    }
+)
+"""Architectures (model_type) that take positions, but whose mask does not depend on them. Most are
+encoders, in which tokens also see the tokens after them."""
 
 
 def need(*packages: str) -> None:
@@ -88,11 +97,17 @@ def empty_model(base: BaseModel, folder: Path) -> Any:
 
 
 def refuse_unfit_layers(lm: Any, location: str, *, packs: bool) -> None:
-    """Raise DataError if the model takes no positions, or if it has layers in which tokens would
-    see other examples of their row. packs: whether a row can have several examples."""
+    """Raise DataError if the model takes or uses no positions, or if it has layers in which tokens
+    would see other examples of their row. packs: whether a row can have several examples."""
     kind = type(lm).__name__
     if "position_ids" not in inspect.signature(lm.forward).parameters:
         raise broken(location, f"is of a {kind}, which takes no positions; it is not supported yet")
+    if lm.config.model_type in NOT_SEPARATED:
+        raise broken(
+            location,
+            f"is of a {kind}, whose attention does not depend on the positions; it is not "
+            "supported",
+        )
     layers = set(getattr(lm.config, "layer_types", None) or ())
     if packs and (lm._is_stateful or layers - ATTENTION):
         raise broken(

@@ -348,6 +348,10 @@ def test_layers_that_would_mix_examples_are_refused(own: Path) -> None:
     bloom = {"architectures": ["BloomForCausalLM"], "model_type": "bloom", **sizes, "n_head": 2}
     path.write_text(json.dumps(bloom))
     assert "takes no positions" in refused(own)
+    bert = {"num_attention_heads": 2, "intermediate_size": 16, **sizes}
+    for name, kind in (("BertLMHeadModel", "bert"), ("OpenAIGPTLMHeadModel", "openai-gpt")):
+        path.write_text(json.dumps({"architectures": [name], "model_type": kind, **bert}))
+        assert f"is of a {name}, whose attention does not depend" in refused(own)
 
 
 def test_a_base_does_not_choose_how_attention_is_computed(own: Path) -> None:
