@@ -11,6 +11,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -72,11 +73,17 @@ def _write_adapter(
         for name, tensor in tensors.items()
     }
     save_file(named, folder / "adapter_model.safetensors", results.METADATA)
-    config = compat_transformers.lora_config(adapter, base.removeprefix("file://"))
+    config = compat_transformers.lora_config(adapter, _as_path(base))
     config.inference_mode = True
     if adapter.target_modules == "all-linear":
         config.target_modules = {name.rpartition(".")[2] for name in targets_of([*tensors])}
     config.save_pretrained(folder)
+
+
+def _as_path(url: str) -> str:
+    """Return the path of a folder on this node; peft does not accept a URL."""
+    parts = urlsplit(url)
+    return unquote(parts.path) if parts.scheme == "file" else url
 
 
 def _write_merged(

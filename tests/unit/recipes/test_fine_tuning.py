@@ -241,6 +241,17 @@ def assert_frozen(work: Workload, base: Any) -> None:
         assert torch.equal(kept[name], parameter)
 
 
+def test_an_adapter_names_the_path_of_its_base(home: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "the base"
+    shutil.copytree(home / "base", folder)
+    document = tiny.document(folder, home / "data.jsonl", model={"adapter": LORA})
+    work = build(document, home)
+    (tmp_path / "result").mkdir()
+    work.write_results(work.model, {}, 7, tmp_path / "result")
+    config = json.loads((tmp_path / "result" / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(folder)
+
+
 def test_an_adapter_can_be_stored_alone(home: Path, tmp_path: Path) -> None:
     work = build(job(home, model={"adapter": {**LORA, "merge": False}}), home)
     work.write_results(work.model, {}, 7, tmp_path)
