@@ -275,6 +275,26 @@ def test_a_loaded_result_answers(home: Path, tmp_path: Path) -> None:
         loaded.predict("")
 
 
+def test_a_text_is_continued_before_the_end_token(home: Path, tmp_path: Path) -> None:
+    """Some tokenizers add the end token to each text."""
+    work = build(job(home, model={"adapter": "lora"}), home)
+    work.write_results(work.model, {}, 7, tmp_path)
+    expected = dray.load(tmp_path).predict("the", num_tokens=5)
+    path = tmp_path / "tokenizer.json"
+    kept = json.loads(path.read_text())
+    end = {"SpecialToken": {"id": "</s>", "type_id": 0}}
+    kept["post_processor"]["single"].append(end)
+    kept["post_processor"]["special_tokens"]["</s>"] = {
+        "id": "</s>",
+        "ids": [2],
+        "tokens": ["</s>"],
+    }
+    path.write_text(json.dumps(kept))
+    loaded = dray.load(tmp_path)
+    assert loaded.tokenizer("the")["input_ids"][-1] == 2
+    assert loaded.predict("the", num_tokens=5) == expected
+
+
 def refused(home: Path, **fields: Any) -> str:
     with pytest.raises((DataError, ModelError)) as raised:
         build(job(home, **fields), home)
