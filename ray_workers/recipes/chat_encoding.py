@@ -102,6 +102,7 @@ class ExampleEncoder:
         if self._all:
             return self._encoded(text, [(0, len(text))], special=False)
         answers = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
+        counted = [n for n in answers if messages[n].get("weight") != 0]
         if is_marked:
             if len(marks) != len(answers):
                 raise broken(
@@ -109,13 +110,10 @@ class ExampleEncoder:
                     f"has {len(answers)} messages of the assistant, but the chat template marks "
                     f"{len(marks)} parts with {{% generation %}}",
                 )
-            spans = marks
+            spans = [span for n, span in zip(answers, marks, strict=True) if n in counted]
         else:
-            spans = [self._added(location, messages, n, tools, template, text) for n in answers]
-        counted = [
-            span for n, span in zip(answers, spans, strict=True) if messages[n].get("weight") != 0
-        ]
-        return self._encoded(text, counted, special=False)
+            spans = [self._added(location, messages, n, tools, template, text) for n in counted]
+        return self._encoded(text, spans, special=False)
 
     def _added(
         self,
@@ -127,6 +125,12 @@ class ExampleEncoder:
         text: str,
     ) -> Span:
         """Return the characters that a message adds to the conversation before it."""
+        if number == 0:
+            raise broken(
+                location,
+                "begins with an answer, and without {% generation %} in the chat template, it is "
+                "unknown where its header ends: put a message before it, or set its weight to 0",
+            )
         before, _ = self._rendered(location, messages[:number], tools, template, is_prompt=True)
         until, _ = self._rendered(location, messages[: number + 1], tools, template)
         if not until.startswith(before) or not text.startswith(until):
@@ -134,8 +138,8 @@ class ExampleEncoder:
                 location,
                 f"can't be divided into prompts and answers: the chat template renders the "
                 f"messages up to number {number + 1} differently if other messages follow. Mark "
-                "the answers in the template with {% generation %} and {% endgeneration %}, leave "
-                "only the last answer in each example, or set method.loss to all",
+                "the answers in the template with {% generation %} and {% endgeneration %}, set "
+                "the weight of all answers except the last to 0, or set method.loss to all",
             )
         return len(before), len(until)
 
@@ -153,8 +157,6 @@ class ExampleEncoder:
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        if not messages:
-            return "", []
         plain = [{k: v for k, v in message.items() if k != "weight"} for message in messages]
         try:
             render: Any = render_jinja_template  # its annotation is wrong

@@ -224,6 +224,8 @@ class Writer:
             raise ValueError("the prompt is empty")
         if isinstance(prompt, str):
             encoded = self.tokenizer(prompt, return_tensors="pt")
+            if encoded["input_ids"][0, -1] == self.tokenizer.eos_token_id:  # added by the tokenizer
+                encoded["input_ids"] = encoded["input_ids"][:, :-1]
         else:
             encoded = self.tokenizer.apply_chat_template(
                 list(prompt), add_generation_prompt=True, return_dict=True, return_tensors="pt"

@@ -11,6 +11,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -72,11 +73,17 @@ def _write_adapter(
         for name, tensor in tensors.items()
     }
     save_file(named, folder / "adapter_model.safetensors", results.METADATA)
-    config = compat_transformers.lora_config(adapter, base.removeprefix("file://"))
+    config = compat_transformers.lora_config(adapter, _as_path(base))
     config.inference_mode = True
     if adapter.target_modules == "all-linear":
         config.target_modules = {name.rpartition(".")[2] for name in targets_of([*tensors])}
     config.save_pretrained(folder)
+
+
+def _as_path(url: str) -> str:
+    """Return the path of a folder on this node; peft does not accept a URL."""
+    parts = urlsplit(url)
+    return unquote(parts.path) if parts.scheme == "file" else url
 
 
 def _write_merged(
@@ -87,15 +94,22 @@ def _write_merged(
     folder: Path,
 ) -> None:
     """Write the base's files of weights, with the adapter's products added to their targets."""
-    targets = {stored[f"{name}.base_layer.weight"].key: name for name in targets_of([*tensors])}
+    layers = {name: stored[f"{name}.base_layer.weight"] for name in targets_of([*tensors])}
+    targets = {layer.key: name for name, layer in layers.items()}
     for file in base.weight_files:
         with safe_open(base.paths[file], framework="pt") as content:
             weights = {key: content.get_tensor(key) for key in content.keys()}  # noqa: SIM118
         for key in weights.keys() & targets.keys():
             down, up = (tensors[f"{targets[key]}.lora_{part}.default.weight"] for part in "AB")
-            weights[key] = merged(weights[key], down, up, scaling(adapter))
+            weights[key] = merged(
+                weights[key],
+                down,
+                up,
+                scaling(adapter),
+                is_transposed=layers[targets[key]].is_transposed,
+            )
         save_file(weights, folder / file, results.METADATA)
-    if base_files.INDEX in base.paths:
+    if base.weight_files != [base_files.SINGLE]:
         shutil.copyfile(base.paths[base_files.INDEX], folder / base_files.INDEX)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import stat
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -36,16 +38,27 @@ def _check(folder: Path, max_length: int, policy: DataPolicy) -> None:
         names = {path.name for path in folder.iterdir()}
         fault = base_files.fault_of_names(names)
         config = folder / base_files.CONFIG
-        text = b"" if fault or config.is_symlink() else config.read_bytes()[:MAX_CONFIG_BYTES]
+        text = None if fault else _content(config)
     except (OSError, RuntimeError, ValueError):
         return
     if fault is not None:
         raise InvalidDocument(f"{folder} {fault}", pointer=AT_BASE)
-    if config.is_symlink():
-        return  # it may lead outside of the allowed folders
+    if text is None:
+        return
     try:
         fault = base_files.fault_of_config(json.loads(text), max_length)
     except (ValueError, RecursionError) as error:
         fault = f"is not a JSON document: {error}"
     if fault is not None:
         raise InvalidDocument(f"{config} {fault}", pointer=AT_BASE)
+
+
+def _content(path: Path) -> bytes | None:
+    """Return the content of a file. Returns None for a link, which may lead outside of the allowed
+    folders, for a pipe, which would block, and for a file of more than MAX_CONFIG_BYTES."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        text = file.read(MAX_CONFIG_BYTES + 1)
+    return text if len(text) <= MAX_CONFIG_BYTES else None

@@ -9,6 +9,10 @@ CONFIG: Final = "config.json"
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
 TOKENIZER: Final = "tokenizer.json"
+POSITIONS: Final = ("max_position_embeddings", "n_positions")
+"""Fields of `config.json` with the number of positions; GPT-2 has the second one."""
+MAX_SHOWN: Final = 100
+"""Maximum number of characters of a file's content in an error."""
 PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt")
 """Suffixes of files with pickled weights, which can run code when they are read."""
 
@@ -39,13 +43,15 @@ def fault_of_config(config: Any, max_length: int) -> str | None:
     if not isinstance(classes, list) or not classes or not isinstance(classes[0], str):
         return "names no architecture: the field `architectures` is missing"
     if not classes[0].endswith(("ForCausalLM", "LMHeadModel")):
-        return f"is of a {classes[0]}, but only causal language models (ForCausalLM) are supported"
+        kind = classes[0][:MAX_SHOWN]
+        return f"is of a {kind}, but only causal language models (ForCausalLM) are supported"
     if config.get("quantization_config") is not None:
         return "is of a quantized model: give the model with its original weights"
-    longest = config.get("max_position_embeddings")
-    if isinstance(longest, int) and max_length > longest:
-        return (
-            f"allows {longest:,} positions (max_position_embeddings), but method.max_length is "
-            f"{max_length:,}: set it to {longest:,} or less"
-        )
+    for name in POSITIONS:
+        longest = config.get(name)
+        if isinstance(longest, int) and max_length > longest:
+            return (
+                f"allows {longest:,} positions ({name}), but method.max_length is "
+                f"{max_length:,}: set it to {longest:,} or less"
+            )
     return None

@@ -32,8 +32,9 @@ class BaseModel:
 
     @property
     def weight_files(self) -> list[str]:
-        """Names of the files with weights. Raises DataError if one is missing."""
-        if base_files.INDEX not in self.paths:
+        """Names of the files with weights. A single file comes before an index, as in transformers.
+        Raises DataError if one is missing."""
+        if base_files.SINGLE in self.paths or base_files.INDEX not in self.paths:
             return [base_files.SINGLE]
         location = f"{self.location}/{base_files.INDEX}"
         with reading(location, "is not an index of safetensors files"):

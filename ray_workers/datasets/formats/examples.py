@@ -122,18 +122,23 @@ class _Builder:
         """Add the examples of the files, and return the number of all examples so far. Raises
         DataError if there are none. what: name of the split, if there are several."""
         ends = self._arrays["ends"]
-        before = ends.num_rows
+        before, num_dropped = ends.num_rows, self.num_dropped
         for file in files:
             for location, record in json_lines.records(file, self._shop):
                 self._add(location, self._encode(location, record))
         if ends.num_rows == before and (what is not None or not before):
-            if self.num_dropped:
+            if self.num_dropped == num_dropped:
+                fault = "contains no examples"
+            elif self._options.truncation == "drop":
+                fault = (
+                    f"contains only examples of more than {self._options.max_length:,} tokens: "
+                    "increase method.max_length, or set method.truncation to keep_start"
+                )
+            else:
                 fault = (
                     f"contains no example of which a counted token is among the first "
                     f"{self._options.max_length:,} tokens: increase method.max_length"
                 )
-            else:
-                fault = "contains no examples"
             where = self._shop.location if what is None else f"{what} part of {self._shop.location}"
             if files or what is None:
                 raise broken(where, fault)

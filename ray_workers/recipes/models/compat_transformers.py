@@ -28,6 +28,15 @@ TORCH_DTYPES = {
 }
 ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 """The types of layers in which a mask separates the examples of a row."""
+NOT_SEPARATED = frozenset(
+    {
+        *("bert", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "flaubert"),
+        *("megatron-bert", "openai-gpt", "rembert", "roberta", "roberta-prelayernorm"),
+        *("roc_bert", "roformer", "xlm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+    }
+)
+"""Architectures (model_type) that take positions, but whose mask does not depend on them. Most are
+encoders, in which tokens also see the tokens after them."""
 
 
 def need(*packages: str) -> None:
@@ -77,6 +86,9 @@ def empty_model(base: BaseModel, folder: Path) -> Any:
         )
     with reading(location, "is of a model that can't be created"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        # The base could name flash attention, which would mix the examples of a row, or the
+        # address of a kernel with its own code.
+        config._attn_implementation = None
         with init_empty_weights(include_buffers=False):
             create: Any = AutoModelForCausalLM.from_config
             model = create(config, dtype=torch.get_default_dtype(), trust_remote_code=False)
@@ -85,11 +97,17 @@ def empty_model(base: BaseModel, folder: Path) -> Any:
 
 
 def refuse_unfit_layers(lm: Any, location: str, *, packs: bool) -> None:
-    """Raise DataError if the model takes no positions, or if it has layers in which tokens would
-    see other examples of their row. packs: whether a row can have several examples."""
+    """Raise DataError if the model takes or uses no positions, or if it has layers in which tokens
+    would see other examples of their row. packs: whether a row can have several examples."""
     kind = type(lm).__name__
     if "position_ids" not in inspect.signature(lm.forward).parameters:
         raise broken(location, f"is of a {kind}, which takes no positions; it is not supported yet")
+    if lm.config.model_type in NOT_SEPARATED:
+        raise broken(
+            location,
+            f"is of a {kind}, whose attention does not depend on the positions; it is not "
+            "supported",
+        )
     layers = set(getattr(lm.config, "layer_types", None) or ())
     if packs and (lm._is_stateful or layers - ATTENTION):
         raise broken(
@@ -123,6 +141,13 @@ def lora_config(adapter: spec.Lora, base: str | None) -> Any:
         base_model_name_or_path=base,
         task_type="CAUSAL_LM",
     )
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Return whether a linear layer stores its weight as (inputs, outputs), as in GPT-2."""
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(layer, Conv1D)
 
 
 def renaming(lm: Any, location: str) -> Callable[[str], str]:

@@ -40,6 +40,8 @@ class Stored:
     key: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    is_transposed: bool
+    """Whether it is the weight of a linear layer, stored as (inputs, outputs)."""
 
 
 class PretrainedModel(nn.Module):
@@ -160,7 +162,12 @@ def _refuse_missing_targets(lm: nn.Module, adapter: spec.Lora) -> None:
     if adapter.target_modules == "all-linear":
         return
     names = {name: module for name, module in lm.named_modules() if name}
-    linear = {name for name, module in names.items() if isinstance(module, nn.Linear)}
+    linear = {
+        name
+        for name, module in names.items()
+        if isinstance(module, nn.Linear) or compat_transformers.is_transposed(module)
+    }
+    shared = {module for first, others in _ties(lm) for module, _ in (first, *others)}
     known = sorted({name.rpartition(".")[2] for name in linear})
     for target in adapter.target_modules:
         found = [name for name in names if name == target or name.endswith(f".{target}")]
@@ -174,6 +181,11 @@ def _refuse_missing_targets(lm: nn.Module, adapter: spec.Lora) -> None:
             raise ModelError(
                 f"model.adapter.target_modules: {target!r} is a {kind}; only linear layers can "
                 f"have an adapter: {listed(known)}"
+            )
+        if not shared.isdisjoint(names[name] for name in found):
+            raise ModelError(
+                f"model.adapter.target_modules: {target!r} shares its weight with another layer, "
+                "such as the embedding, so that an adapter can't be merged: leave it out"
             )
 
 
@@ -208,6 +220,7 @@ def _stored(base: BaseModel, lm: nn.Module) -> dict[str, Stored]:
     first = {parameter: name for name, parameter in parameters.items()}
     every = lm.named_parameters(remove_duplicate=False)
     name_of = {name: first[parameter] for name, parameter in every}
+    buffers = {name: one for name, one in lm.named_buffers() if name not in _not_stored(lm)}
     rename = compat_transformers.renaming(lm, base.location)
     found: dict[str, Stored] = {}
     for file in base.weight_files:
@@ -217,10 +230,22 @@ def _stored(base: BaseModel, lm: nn.Module) -> dict[str, Stored]:
                 for key in content.keys():  # noqa: SIM118 (it is not a mapping)
                     alias = rename(key)
                     name = name_of.get(alias)
+                    if alias in buffers:
+                        _refuse_other_value(
+                            f"{location}: {key}", alias, content.get_tensor(key), buffers[alias]
+                        )
                     if name is not None and (name not in found or name == alias):
                         rows = content.get_slice(key)
                         dtype = compat_transformers.dtype_of(rows, f"{location}: {key}")
-                        found[name] = Stored(file, key, tuple(rows.get_shape()), dtype)
+                        layer, _, last = name.rpartition(".")
+                        found[name] = Stored(
+                            file,
+                            key,
+                            tuple(rows.get_shape()),
+                            dtype,
+                            last == "weight"
+                            and compat_transformers.is_transposed(lm.get_submodule(layer)),
+                        )
         except (SafetensorError, OSError) as error:
             raise broken(location, f"is not a safetensors file: {error}") from error
     missing = [name for name in parameters if name not in found]
@@ -240,17 +265,39 @@ def _stored(base: BaseModel, lm: nn.Module) -> dict[str, Stored]:
     return found
 
 
+def _not_stored(lm: nn.Module) -> set[str]:
+    """Return the names of the buffers that are not in the state dict."""
+    return {
+        f"{path}.{name}" if path else name
+        for path, module in lm.named_modules()
+        for name in module._non_persistent_buffers_set
+    }
+
+
+def _refuse_other_value(location: str, name: str, given: Tensor, buffer: Tensor) -> None:
+    """Raise DataError if a buffer is not stored with the value that the model has created."""
+    if given.shape != buffer.shape or not torch.equal(given, buffer.to(given.dtype)):
+        raise broken(
+            location,
+            f"is the value of the buffer {name}, which differs from the model's initial value; "
+            "such architectures are not supported yet",
+        )
+
+
 def scaling(adapter: spec.Lora) -> float:
     """Return the factor of the product of an adapter's matrices."""
     return adapter.alpha / (math.sqrt(adapter.rank) if adapter.rslora else adapter.rank)
 
 
-def merged(weight: Tensor, down: Tensor, up: Tensor, factor: float) -> Tensor:
+def merged(
+    weight: Tensor, down: Tensor, up: Tensor, factor: float, *, is_transposed: bool
+) -> Tensor:
     """Return the weight with its adapter's product added, in the weight's type. down: (rank,
-    inputs), up: (outputs, rank)."""
+    inputs), up: (outputs, rank), weight: (outputs, inputs), or (inputs, outputs) if it is
+    transposed."""
     exact = torch.promote_types(weight.dtype, torch.float32)
     change = factor * (up.to(exact) @ down.to(exact))
-    return (weight.to(exact) + change).to(weight.dtype)
+    return (weight.to(exact) + (change.T if is_transposed else change)).to(weight.dtype)
 
 
 def targets_of(names: Sequence[str]) -> list[str]:

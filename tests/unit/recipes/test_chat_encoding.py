@@ -186,11 +186,27 @@ def test_what_a_template_raises_is_reported() -> None:
 
 def test_a_template_that_changes_earlier_answers_is_refused() -> None:
     """Like templates that remove the reasoning from all answers but the last."""
-    template = "{% for m in messages %}{{ m.content if loop.last else m.content[:1] }};{% endfor %}"
+    template = (
+        "{% for m in messages %}"
+        "{{ m.content if loop.last or m.role == 'user' else m.content[:1] }};{% endfor %}"
+    )
     messages = [USER, ANSWER, USER, ANSWER]
     with pytest.raises(DataError, match=r"messages up to number 2 differently.*generation"):
         encode(tiny.tokenizer(template), {"messages": messages})
     assert all(encode(tiny.tokenizer(template), {"messages": messages}, loss="all").counts)
+    messages[1] = {**ANSWER, "weight": 0}
+    tokenizer = tiny.tokenizer(template)
+    found = encode(tokenizer, {"messages": messages})
+    assert counted(tokenizer, found) == ["a dog;"], "only the last answer counts"
+
+
+def test_the_header_of_a_first_answer_does_not_count(tokenizers: Any) -> None:
+    """Without marks, its end is unknown."""
+    record = {"messages": [ANSWER, USER, ANSWER]}
+    found = encode(tokenizers[tiny.MARKED], record)
+    assert counted(tokenizers[tiny.MARKED], found) == ["a dog<|end|>"] * 2
+    with pytest.raises(DataError, match="begins with an answer"):
+        encode(tokenizers[tiny.TEMPLATE], record)
 
 
 def open_lines(folder: Path, records: Any, **options: Any) -> Examples:
@@ -241,6 +257,21 @@ def test_long_examples_are_cut_or_left_out_or_refused(tmp_path: Path) -> None:
         first = next(n for n, (ids, _) in enumerate(every, start=1) if len(ids) > longest)
         with pytest.raises(DataError, match=rf"line {first}: has .* more than method\.max_length"):
             open_lines(tmp_path, records, max_length=longest, truncation="error")
+
+
+def test_an_error_counts_only_the_examples_of_its_part(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    tiny.write_lines(folder / "train.jsonl", [{"text": "a cat"}, {"text": "a cat " * 40}])
+    (folder / "validation.jsonl").write_text("\n")
+    method = spec.Sft(max_length=16, truncation="drop")
+    encoder = ExampleEncoder(tiny.tokenizer(), method)
+    data = spec.Data(source=folder.as_uri(), format="jsonl")
+    policy = DataPolicy.open(str(tmp_path / "cache"))
+    with pytest.raises(DataError, match=r"validation part of .*: contains no examples"):
+        open_examples(data, policy, method, encoder.encode, {})
+    with pytest.raises(DataError, match=r"contains only examples of more than 16 tokens"):
+        open_lines(tmp_path, [{"text": "a cat " * 40}], max_length=16, truncation="drop")
 
 
 def test_files_named_like_a_split_divide_the_examples(tmp_path: Path) -> None:

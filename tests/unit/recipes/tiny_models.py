@@ -100,6 +100,7 @@ def make_base(
             "qwen2": "Qwen2Config",
             "qwen3": "Qwen3Config",
             "gemma2": "Gemma2Config",
+            "gpt2": "GPT2Config",
         }
         config = getattr(transformers, names[kind])(**sizes)
     torch.manual_seed(seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,11 +76,29 @@ async def test_what_is_missing_is_named_before_the_job_waits(base: Path) -> None
         ("{}", "names no architecture"),
         ('{"architectures": ["ViT"]}', "is of a ViT"),
         ('{"architectures": [7]}', "names no architecture"),
+        (
+            '{"architectures": ["GPT2LMHeadModel"], "n_positions": 32}',
+            "allows 32 positions (n_positions)",
+        ),
     ],
 )
 async def test_an_unfit_config_is_refused(base: Path, config: str, message: str) -> None:
     (base / "config.json").write_text(config)
     assert message in (await refusal(base) or "")
+
+
+async def test_only_a_small_regular_file_is_read(base: Path) -> None:
+    """A pipe would block the request, and the beginning of a large document is not a document."""
+    (base / "config.json").write_text(json.dumps({"padding": "x" * base_models.MAX_CONFIG_BYTES}))
+    assert await refusal(base) is None
+    (base / "config.json").unlink()
+    os.mkfifo(base / "config.json")
+    assert await refusal(base) is None
+
+
+async def test_the_message_quotes_only_the_beginning_of_a_name(base: Path) -> None:
+    (base / "config.json").write_text(json.dumps({"architectures": ["x" * 10_000]}))
+    assert len(await refusal(base) or "") < 1_000
 
 
 async def test_pickled_weights_are_refused(base: Path) -> None:
