@@ -81,6 +81,8 @@ class Spares:
                 self._start_soon(member)
             elif not member.is_ready and spare_rules.is_responding(spare, limit_s):
                 self._is_ready(member)
+            elif member.index in self._num_failures:  # it runs, but did not get ready in time
+                self._start_soon(member)
 
     def _has_begun(self, observations: Sequence[RankObservation]) -> bool:
         if any(member.exit is not None for member in self._group.spares):

@@ -294,6 +294,28 @@ async def test_a_spare_that_can_not_be_started_is_tried_again_later_and_reported
     await job.recovery.stop()
 
 
+async def test_a_spare_that_runs_but_does_not_get_ready_in_time_is_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = WithSpare(is_ready=False)
+
+    async def never(members: Sequence[Member]) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(job.spares._preparation, "until_ready", never)
+    job.look()
+    await until(lambda: len(job.told) == 1)
+    assert "dray tries again" in job.told[0]
+    job.shows({"phase": RankPhase.JOINING})
+    job.look()
+    await asyncio.sleep(0)
+    assert job.standing.started == [(SPARE, 1)], "it gets more time first"
+    job.now += 6.0
+    job.look()
+    await until(lambda: job.standing.started == [(SPARE, 1), (SPARE, 2)])
+    await job.recovery.stop()
+
+
 async def test_slots_are_released_from_the_spare_first_and_the_round_goes_on() -> None:
     job = WithSpare()
     job.standing.slots.reverse()  # the spare's slot is not the last one
