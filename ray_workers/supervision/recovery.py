@@ -93,6 +93,10 @@ class RecoveryController:
         ranks reconnect in another round. `began_at` is the Unix time of the failure.
         """
         async with self.one_at_a_time:
+            left = [member for member in lost if member in self._group.members]
+            if lost and not left:
+                return True  # a change that held the lock has formed a round without them
+            lost = left
             # Query Ray only if a process vanished without an exit code, because Ray responds
             # slowly.
             vanished = any(member.end.exit_code is None for member in lost)
@@ -375,15 +379,16 @@ class RecoveryController:
             return True
 
     async def _go_on_without_nodes(self, dead: Set[str]) -> None:
-        """Release the slots on dead nodes. If other members on these nodes had ranks, report these
-        members as lost and form a round without them, because the monitor does not observe the
-        exits of workers that have left the group."""
-        gone = await self._lose(dead)
-        if gone:
-            self._goes_on_smaller()
-        if ends := [member.end for member in gone if member.is_placed]:
+        """Release the slots on dead nodes. If members on these nodes had ranks, report their loss,
+        and form a round in which spares take their ranks. The monitor does not observe the exits of
+        workers that have left the group."""
+        self._nodes.forget(dead)
+        if ranks := [member.rank for member in self._group.placed if member.node_id in dead]:
+            ends = [RankExit.of(rank, None) for rank in ranks]
             await self.begin(ends, time.time(), LossKind.LOST)
-            await self.form(GroupChange())
+            await self.form(GroupChange(dead_nodes=dead))
+        elif await self._lose(dead):
+            self._goes_on_smaller()
 
     async def lose_spares(self, dead: Set[str]) -> None:
         """Release the slots on dead nodes, on which a spare could not be started."""

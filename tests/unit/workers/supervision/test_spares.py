@@ -392,6 +392,26 @@ async def test_a_lost_node_is_replaced_by_the_spare_and_its_slots_go(
     assert (size["world_size"], size["lacking"]) == (2, 0)
 
 
+async def test_a_spare_takes_over_if_the_dead_node_is_found_while_another_spare_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The node has a rank, too, and the monitor handles its exit only after the change."""
+    job = WithSpare()
+    group, lost = job.standing, job.group.members[1]
+    another = member_of(3, "dead")
+    another.is_placed, another.is_spare = False, True
+    group.members.append(another)
+    group.vanish(lost, another, monkeypatch=monkeypatch)
+    monkeypatch.setattr(placement_groups, "alive_nodes", lambda: {"n", "m"})
+    await job.recovery.lose_spares({"dead"})
+    assert (group.indices, group.spares) == ([[0, SPARE]], [])
+    (loss,) = job.reports.of(FrameKind.REGROUPING)
+    assert "a spare takes its place" in loss["message"]
+    assert await job.recover(lost)
+    assert len(job.reports.of(FrameKind.REGROUPING)) == 1, "the loss was handled before"
+    assert group.indices == [[0, SPARE]]
+
+
 # Groups that divide a model.
 
 DIVIDED: dict[str, Any] = {
