@@ -336,7 +336,23 @@ async def test_a_spare_takes_the_rank_of_a_worker_whose_slot_is_recalled() -> No
     await until(lambda: bool(job.reports.all))
     assert (job.standing.indices, job.standing.released) == ([[0, SPARE]], ["o"])
     (size,) = job.reports.of(FrameKind.RESIZED)
-    assert size["world_size"] == 2
+    assert (size["world_size"], size["message"]) == (2, "shrinks by 1 spare: 2 workers")
+
+
+@pytest.mark.parametrize("how", ["lost", "recalled"])
+async def test_a_spare_that_took_a_rank_or_was_released_is_not_reported_as_ready(how: str) -> None:
+    job = WithSpare()
+    job.standing.spare.is_ready = False
+    job.look()
+    assert [body["ready"] for body in job.reports.of(FrameKind.SPARES)] == [1]
+    if how == "lost":
+        assert await job.loses(1)
+    else:
+        job.resizing.recall(Recall(1, (Slice("m", 1),), None))
+        await until(lambda: bool(job.reports.of(FrameKind.RESIZED)))
+    job.look()
+    job.look()
+    assert [body["ready"] for body in job.reports.of(FrameKind.SPARES)] == [1, 0]
 
 
 async def test_a_slot_that_is_granted_to_a_complete_group_is_a_spares() -> None:
