@@ -65,6 +65,7 @@ class Spares:
         The first processes are started once the group trains, so that they don't delay its start,
         and once a script has called `train.prepare`, because only such a script waits for a rank.
         """
+        self._recovery.restart_idle()
         ready = self._num_ready()
         if ready < self._num_reported:  # they took ranks, or their slots were released
             verb = "is" if ready == 1 else "are"
