@@ -77,7 +77,8 @@ class RecoveryController:
         self._tasks: set[asyncio.Task[None]] = set()
         """Tasks that run while the group trains."""
         self._rejoining: list[Member] = []
-        """Lost members whose processes are being replaced while the other members train."""
+        """Lost members whose processes are being replaced while the other members train, including
+        idle members (`positions.idle`)."""
         self.positions = GroupPositions(spec)
         self._responding: set[int] = set()
         """Indices of the spares that responded when the current change of the group began."""
@@ -93,6 +94,10 @@ class RecoveryController:
         ranks reconnect in another round. `began_at` is the Unix time of the failure.
         """
         async with self.one_at_a_time:
+            left = [member for member in lost if member in self._group.members]
+            if lost and not left:
+                return True  # a change that held the lock has formed a round without them
+            lost = left
             # Query Ray only if a process vanished without an exit code, because Ray responds
             # slowly.
             vanished = any(member.end.exit_code is None for member in lost)
@@ -242,7 +247,7 @@ class RecoveryController:
         return GroupRoster(workers, self.least, change.dead_nodes, leaving)
 
     def _state_of(self, member: Member, change: GroupChange) -> WorkerState:
-        is_idle = member.index in self.positions.idle and member.is_running
+        is_idle = member.is_running and self._is_idle(member)
         if member in change.lost and not member.is_spare:
             return WorkerState.LOST
         if self._may_take_over(member):
@@ -252,6 +257,10 @@ class RecoveryController:
         if not member.is_running:
             return WorkerState.ENDED
         return WorkerState.ACTIVE if member.is_placed else WorkerState.READY
+
+    def _is_idle(self, member: Member) -> bool:
+        """Whether the member waits without a rank until there is another replica."""
+        return member.index in self.positions.idle and member not in self._rejoining
 
     def _may_take_over(self, member: Member) -> bool:
         """Whether the member is a spare that can get a rank now."""
@@ -322,26 +331,20 @@ class RecoveryController:
         self._speed.caught_up()
         if not regrouping.ranks:
             return None
-        resumed = max((rank.resumed_step for rank in ranks), default=0)
-        first_at = max((rank.first_at for rank in ranks), default=0.0)
-        if first_at < regrouping.began_at:  # the job has finished, or the other ranks did not stop
-            first_at = time.time()
-        # A group with silos or servers loses no steps: silos keep their part of an open round, and
-        # servers keep every gradient.
-        is_kept = bool(self._traits.state_holders)
-        steps_lost = 0 if is_kept else max(0, regrouping.furthest_step - resumed)
-        report = RegroupedReport(
-            generation=self.state.round,
-            ranks=list(regrouping.ranks),
-            world_size=len(self._group.placed),
-            step=resumed,
-            steps_lost=steps_lost,
-            recovery_s=max(0.0, first_at - regrouping.began_at),
-        )
+        about = (regrouping, ranks, self.state.round, self._traits, len(self._group.placed))
+        report = recovery_rules.regrouped_report(*about, time.time())
         self._reporter.report(report)
         return report
 
     # Lost members that rejoin.
+
+    def restart_idle(self) -> None:
+        """Restart members without a rank that have exited. The monitor does not see their exits."""
+        if not self.positions.idle or self.state.regrouping is not None:
+            return
+        for member in self._group.members:
+            if self._is_idle(member) and not member.is_running:
+                self.do(self._rejoin(member))
 
     async def _rejoin(self, member: Member) -> None:
         """Start a replacement process for a lost member; the process joins a later round when it is
@@ -349,11 +352,12 @@ class RecoveryController:
         self._rejoining.append(member)
         try:
             for _ in range(recovery_rules.MOST_STARTS):
-                if await self._has_rejoined(member):
+                if await self._has_rejoined(member) or member not in self._group.members:
                     return
                 await asyncio.sleep(self._timings.release_rest_pause_s)
         finally:
             self._rejoining.remove(member)
+        self.positions.idle = [index for index in self.positions.idle if index != member.index]
         self.report_size("continues without a lost worker, whose process can't be restarted")
 
     async def _has_rejoined(self, member: Member) -> bool:
@@ -369,21 +373,22 @@ class RecoveryController:
                 await self._go_on_without_nodes(dead)
             elif not member.is_running:
                 return False
-            else:
+            elif member in self._group.members and member.index not in self.positions.idle:
                 how = "adds a replacement for a lost worker"
                 await self.resize(GroupChange(ready=[member], how=how))
             return True
 
     async def _go_on_without_nodes(self, dead: Set[str]) -> None:
-        """Release the slots on dead nodes. If other members on these nodes had ranks, report these
-        members as lost and form a round without them, because the monitor does not observe the
-        exits of workers that have left the group."""
-        gone = await self._lose(dead)
-        if gone:
-            self._goes_on_smaller()
-        if ends := [member.end for member in gone if member.is_placed]:
+        """Release the slots on dead nodes. If members on these nodes had ranks, report their loss,
+        and form a round in which spares take their ranks. The monitor does not observe the exits of
+        workers that have left the group."""
+        self._nodes.forget(dead)
+        if ranks := [member.rank for member in self._group.placed if member.node_id in dead]:
+            ends = [RankExit.of(rank, None) for rank in ranks]
             await self.begin(ends, time.time(), LossKind.LOST)
-            await self.form(GroupChange())
+            await self.form(GroupChange(dead_nodes=dead))
+        elif await self._lose(dead):
+            self._goes_on_smaller()
 
     async def lose_spares(self, dead: Set[str]) -> None:
         """Release the slots on dead nodes, on which a spare could not be started."""
@@ -418,16 +423,15 @@ class RecoveryController:
         self.on_resize()
         num = len(self._group.running)
         lacking = self._num_lacking
-        message = f"{what}: {counted(num, 'worker')}"
-        if num_spares := len(self._group.spares):
-            message += f" and {counted(num_spares, 'spare')}"
-        if coming := sum(m in self._group.members and not m.is_placed for m in self._rejoining):
-            message += f", and starts {coming} more"
-        if idle := sum(member.index in self.positions.idle for member in self._group.members):
-            message += f", and {idle} without work until there are enough for another replica"
-        if lacking:
-            verb = "asks" if self._traits.goes_on_without_lost else "waits"
-            message += f", and {verb} for {lacking} more"
+        members = self._group.members
+        message = recovery_rules.size_message(
+            f"{what}: {counted(num, 'worker')}",
+            num_spares=len(self._group.spares),
+            num_coming=sum(one in members and not one.is_placed for one in self._rejoining),
+            num_idle=sum(map(self._is_idle, members)),
+            num_lacking=lacking,
+            waits=not self._traits.goes_on_without_lost,
+        )
         self._reporter.report(
             ResizedReport(
                 world_size=num,

@@ -138,7 +138,7 @@ class Resizing:
                 self._recovery.report_size("keeps its slots and continues")
                 return
             self._change_batch(recall)
-            num_before = len(self._group.placed)
+            num_before, spares_before = len(self._group.placed), len(self._group.spares)
             try:
                 if are_spares:  # the group keeps its round
                     await self._group.release_slots(going)
@@ -146,7 +146,9 @@ class Resizing:
                     await self._recovery.resize(GroupChange(leaving=members))
             finally:
                 num_ranks = num_before - len(self._group.placed)
-                gone = counted(len(members) - num_ranks, "spare") if are_spares else str(num_ranks)
+                num_spares = spares_before - len(self._group.spares)
+                is_same_size = num_spares and not num_ranks  # spares may have taken ranks
+                gone = counted(num_spares, "spare") if is_same_size else str(num_ranks)
                 self._recovery.report_size(f"shrinks by {gone}")
                 self._release_rest()
 

@@ -53,6 +53,8 @@ class Spares:
         """When the process of a spare may be started again, on the clock of `MachineSpeed.time`."""
         self._num_failures: dict[int, int] = {}
         """Number of consecutive starts of a spare that failed."""
+        self._num_reported = 0
+        """Number of ready spares in the latest report."""
         self._killed: set[tuple[int, int]] = set()
         """(worker index, incarnation) of each spare that was killed because it did not respond."""
 
@@ -63,6 +65,11 @@ class Spares:
         The first processes are started once the group trains, so that they don't delay its start,
         and once a script has called `train.prepare`, because only such a script waits for a rank.
         """
+        self._recovery.restart_idle()
+        ready = self._num_ready()
+        if ready < self._num_reported:  # they took ranks, or their slots were released
+            verb = "is" if ready == 1 else "are"
+            self._report(f"{spare_rules.counted(ready, 'spare')} {verb} ready now")
         if not self._group.spares or not self._has_begun(observations):
             return
         seen = {(one.rank, one.incarnation): one for one in observations}
@@ -81,6 +88,8 @@ class Spares:
                 self._start_soon(member)
             elif not member.is_ready and spare_rules.is_responding(spare, limit_s):
                 self._is_ready(member)
+            elif member.index in self._num_failures:  # it runs, but did not get ready in time
+                self._start_soon(member)
 
     def _has_begun(self, observations: Sequence[RankObservation]) -> bool:
         if any(member.exit is not None for member in self._group.spares):
@@ -139,6 +148,9 @@ class Spares:
                 "without it, and dray tries again"
             )
 
+    def _num_ready(self) -> int:
+        return sum(member.is_ready and member.is_running for member in self._group.spares)
+
     def _report(self, message: str) -> None:
-        ready = sum(member.is_ready and member.is_running for member in self._group.spares)
-        self._reporter.report(SparesReport(ready=ready, message=message))
+        self._num_reported = self._num_ready()
+        self._reporter.report(SparesReport(ready=self._num_reported, message=message))

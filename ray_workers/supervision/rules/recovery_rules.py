@@ -8,17 +8,18 @@ because its replacement would fail in the same way.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from dray.ranks import with_role
 from ray_workers.shared.commands import Grant
 from ray_workers.shared.contracts import Cause, Frame, Slice
-from ray_workers.shared.frames import LossKind, RegroupingReport
+from ray_workers.shared.frames import LossKind, RegroupedReport, RegroupingReport
 from ray_workers.shared.group_traits import GroupTraits
-from ray_workers.shared.heartbeat import RankObservation
+from ray_workers.shared.heartbeat import RankObservation, RankStatus
 from ray_workers.supervision.rules.failure_attribution import RankExit
+from ray_workers.supervision.rules.spare_rules import counted
 
 MOST_WITHOUT_A_STEP = 3
 """Maximum number of consecutive recoveries without a training step between them."""
@@ -244,6 +245,56 @@ def loss_report(
         code=kind,
         message=f"{reason}; {others}{why_slow}",
     )
+
+
+def regrouped_report(
+    regrouping: Regrouping,
+    ranks: Collection[RankStatus],
+    round_number: int,
+    traits: GroupTraits,
+    world_size: int,
+    now: float,
+) -> RegroupedReport:
+    """Return the report that a group trains again after a loss. `ranks` contains the latest
+    statuses of the group's ranks. now: Unix time."""
+    resumed = max((rank.resumed_step for rank in ranks), default=0)
+    first_at = max((rank.first_at for rank in ranks), default=0.0)
+    if first_at < regrouping.began_at:  # the job has finished, or the other ranks did not stop
+        first_at = now
+    # A group with silos or servers loses no steps: silos keep their part of an open round, and
+    # servers keep every gradient.
+    is_kept = bool(traits.state_holders)
+    return RegroupedReport(
+        generation=round_number,
+        ranks=list(regrouping.ranks),
+        world_size=world_size,
+        step=resumed,
+        steps_lost=0 if is_kept else max(0, regrouping.furthest_step - resumed),
+        recovery_s=max(0.0, first_at - regrouping.began_at),
+    )
+
+
+def size_message(
+    message: str,
+    *,
+    num_spares: int,
+    num_coming: int,
+    num_idle: int,
+    num_lacking: int,
+    waits: bool,
+) -> str:
+    """Complete a message about the size of a group. num_coming: number of processes that are being
+    replaced while the others train. num_idle: number of members that complete no replica. waits:
+    whether the group waits for the workers that it lacks."""
+    if num_spares:
+        message += f" and {counted(num_spares, 'spare')}"
+    if num_coming:
+        message += f", and starts {num_coming} more"
+    if num_idle:
+        message += f", and {num_idle} without work until there are enough for another replica"
+    if num_lacking:
+        message += f", and {'waits' if waits else 'asks'} for {num_lacking} more"
+    return message
 
 
 def how(lost: RankExit, names: Sequence[str] = (), error: Frame | None = None) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ray_workers.node.forkserver.client import ForkFailed
 from ray_workers.shared.commands import Recall
 from ray_workers.shared.contracts import Slice
 from ray_workers.shared.frames import LossKind
@@ -20,6 +21,7 @@ from tests.unit.workers.supervision.recovering import (
     ends,
     member_of,
     of,
+    stands_by,
     until,
 )
 
@@ -73,6 +75,52 @@ async def test_an_idle_worker_that_has_exited_does_not_join(
     job.group.members.append(newcomer)
     await job.recovery.resize(GroupChange(ready=[newcomer]))
     assert job.group.indices[-1] == [2, 3]
+
+
+@pytest.mark.parametrize("is_ready", [True, False])
+async def test_an_idle_worker_that_has_exited_is_restarted_and_joins_once_it_is_ready(
+    is_ready: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = without_rank_1(monkeypatch, 2)
+    assert await job.recover()
+    job.recovery.confirm([])
+    idle = next(member for member in job.group.members if member.index == 0)
+    ends(idle)
+    job.spares.look([])
+    job.spares.look([])
+    await until(lambda: idle.is_running)
+    if is_ready:
+        job.nodes.seen = [stands_by(0)]
+        await until(lambda: not job.recovery._rejoining)
+    assert job.group.indices == [[2, 3]], "the others train on"
+    newcomer = member_of(4)
+    newcomer.is_placed = False
+    job.group.members.append(newcomer)
+    await job.recovery.resize(GroupChange(ready=[newcomer]))
+    assert job.group.indices[-1] == ([2, 3, 0, 4] if is_ready else [2, 3])
+    await job.recovery.stop()
+
+
+async def test_an_idle_worker_that_can_not_be_restarted_is_reported_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = without_rank_1(monkeypatch, 2)
+    assert await job.recover()
+    job.recovery.confirm([])
+    ends(next(member for member in job.group.members if member.index == 0))
+
+    async def fails(members: object, round_number: int) -> None:
+        raise ForkFailed("it did not start")
+
+    monkeypatch.setattr(job.group, "replace", fails)
+    num = len(job.reports.all)
+    job.spares.look([])
+    await until(lambda: len(job.reports.all) > num)
+    job.spares.look([])
+    await asyncio.sleep(0)
+    assert not job.recovery._rejoining
+    _, report = job.reports.all[-1]
+    assert report["message"].startswith("continues without a lost worker, whose process can't")
 
 
 async def test_a_group_of_fixed_size_waits_and_the_newcomer_gets_the_lost_part(

@@ -294,6 +294,28 @@ async def test_a_spare_that_can_not_be_started_is_tried_again_later_and_reported
     await job.recovery.stop()
 
 
+async def test_a_spare_that_runs_but_does_not_get_ready_in_time_is_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = WithSpare(is_ready=False)
+
+    async def never(members: Sequence[Member]) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(job.spares._preparation, "until_ready", never)
+    job.look()
+    await until(lambda: len(job.told) == 1)
+    assert "dray tries again" in job.told[0]
+    job.shows({"phase": RankPhase.JOINING})
+    job.look()
+    await asyncio.sleep(0)
+    assert job.standing.started == [(SPARE, 1)], "it gets more time first"
+    job.now += 6.0
+    job.look()
+    await until(lambda: job.standing.started == [(SPARE, 1), (SPARE, 2)])
+    await job.recovery.stop()
+
+
 async def test_slots_are_released_from_the_spare_first_and_the_round_goes_on() -> None:
     job = WithSpare()
     job.standing.slots.reverse()  # the spare's slot is not the last one
@@ -314,7 +336,23 @@ async def test_a_spare_takes_the_rank_of_a_worker_whose_slot_is_recalled() -> No
     await until(lambda: bool(job.reports.all))
     assert (job.standing.indices, job.standing.released) == ([[0, SPARE]], ["o"])
     (size,) = job.reports.of(FrameKind.RESIZED)
-    assert size["world_size"] == 2
+    assert (size["world_size"], size["message"]) == (2, "shrinks by 1 spare: 2 workers")
+
+
+@pytest.mark.parametrize("how", ["lost", "recalled"])
+async def test_a_spare_that_took_a_rank_or_was_released_is_not_reported_as_ready(how: str) -> None:
+    job = WithSpare()
+    job.standing.spare.is_ready = False
+    job.look()
+    assert [body["ready"] for body in job.reports.of(FrameKind.SPARES)] == [1]
+    if how == "lost":
+        assert await job.loses(1)
+    else:
+        job.resizing.recall(Recall(1, (Slice("m", 1),), None))
+        await until(lambda: bool(job.reports.of(FrameKind.RESIZED)))
+    job.look()
+    job.look()
+    assert [body["ready"] for body in job.reports.of(FrameKind.SPARES)] == [1, 0]
 
 
 async def test_a_slot_that_is_granted_to_a_complete_group_is_a_spares() -> None:
@@ -368,6 +406,26 @@ async def test_a_lost_node_is_replaced_by_the_spare_and_its_slots_go(
     assert job.standing.spares == []
     (size,) = job.reports.of(FrameKind.RESIZED)
     assert (size["world_size"], size["lacking"]) == (2, 0)
+
+
+async def test_a_spare_takes_over_if_the_dead_node_is_found_while_another_spare_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The node has a rank, too, and the monitor handles its exit only after the change."""
+    job = WithSpare()
+    group, lost = job.standing, job.group.members[1]
+    another = member_of(3, "dead")
+    another.is_placed, another.is_spare = False, True
+    group.members.append(another)
+    group.vanish(lost, another, monkeypatch=monkeypatch)
+    monkeypatch.setattr(placement_groups, "alive_nodes", lambda: {"n", "m"})
+    await job.recovery.lose_spares({"dead"})
+    assert (group.indices, group.spares) == ([[0, SPARE]], [])
+    (loss,) = job.reports.of(FrameKind.REGROUPING)
+    assert "a spare takes its place" in loss["message"]
+    assert await job.recover(lost)
+    assert len(job.reports.of(FrameKind.REGROUPING)) == 1, "the loss was handled before"
+    assert group.indices == [[0, SPARE]]
 
 
 # Groups that divide a model.
