@@ -14,7 +14,7 @@ import pytest
 from dray import views
 from ray_workers.shared.contracts import Cause, FrameKind, Outcome, Phase, Slice
 from ray_workers.shared.self_tests import DeviceOutcome, NodeTest, TestedDevice, TestPhase
-from service.cluster.port import ClusterNode, ClusterSnapshot, ClusterUnavailable
+from service.cluster.port import DRAINED, ClusterNode, ClusterSnapshot, ClusterUnavailable
 from service.db.repositories import attempts
 from service.db.repositories.scheduling import node_checks as repository
 from service.domain.errors import NodeNotFound
@@ -316,9 +316,12 @@ async def test_a_killed_rank_makes_no_node_suspect(lab: Lab) -> None:
     assert lab.closed() == set()
 
 
-async def test_a_lost_node_is_tested_when_it_returns(lab: Lab) -> None:
+@pytest.mark.parametrize("is_silent_first", [False, True])
+async def test_a_lost_node_is_tested_when_it_returns(lab: Lab, is_silent_first: bool) -> None:
     job_id = await two_ranks(lab.service)
     lab.ranks_on(job_id, "node-a", "node-b")
+    if is_silent_first:
+        lab.see(NODES[0], replace(NODES[1], accepted=False, problem="no response"), NODES[2])
     lab.see(NODES[0], NODES[2])
     lab.end(job_id, Outcome.of(Cause.NODE_LOST, "the node is gone", None))
     for _ in range(3):
@@ -335,7 +338,7 @@ async def test_a_lost_node_is_tested_when_it_returns(lab: Lab) -> None:
 async def test_nodes_that_leave_as_planned_or_with_ray_are_not_suspect(lab: Lab) -> None:
     job_id = await two_ranks(lab.service)
     lab.ranks_on(job_id, "node-a", "node-b")
-    lab.see(NODES[0], replace(NODES[1], accepted=False, problem="leaves"), NODES[2])
+    lab.see(NODES[0], replace(NODES[1], accepted=False, problem=f"{DRAINED} now"), NODES[2])
     lab.see(NODES[0], NODES[2])
     lab.see(session="session-2")
     rows = lab.service.database.read_sync(repository.every)
@@ -355,6 +358,18 @@ async def test_a_test_survives_restarts_of_the_service_and_the_agent(lab: Lab) -
     shown = await lab.shown("gpu-1")
     assert shown is not None
     assert shown.outcome == "passed"
+
+
+async def test_a_running_test_wakes_the_scheduler_once(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.answers["node-a"] = RUNNING
+    await lab.ask("gpu-1")
+    woken: list[tuple[str, ...]] = []
+    monkeypatch.setattr(node_checks, "notify", lambda _, *channels: woken.append(channels))
+    for _ in range(3):
+        await lab.step()
+    assert len(woken) == 1
 
 
 @pytest.mark.parametrize("leaves", [False, True])
