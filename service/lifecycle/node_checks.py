@@ -183,9 +183,10 @@ def begin(session: Session, hostname: str, check_id: str, now: datetime) -> bool
     row = repository.get(session, hostname)
     if row is None or row.id != check_id or row.state not in OPEN:
         return False
-    row.state, row.began_at = CheckState.RUNNING, row.began_at or now
-    touch(session)
-    notify(session, QUEUE)
+    if row.state != CheckState.RUNNING:
+        row.state, row.began_at = CheckState.RUNNING, row.began_at or now
+        touch(session)
+        notify(session, QUEUE)
     return True
 
 
