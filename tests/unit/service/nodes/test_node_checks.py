@@ -20,7 +20,7 @@ from service.db.repositories.scheduling import node_checks as repository
 from service.domain.errors import NodeNotFound
 from service.domain.node_checks import CheckCause, machine_fault, nodes_of_ranks, slow
 from service.lifecycle import node_checks
-from service.loops.scheduling.node_checker import ABSENT_LIMIT, LIMIT, NodeChecker
+from service.loops.scheduling.node_checker import ABSENT_LIMIT, LIMIT, RETURN_LIMIT, NodeChecker
 from service.loops.shared.timings import LoopTimings
 from service.nodes import node_table
 from service.nodes.checks import NodeChecks
@@ -388,6 +388,20 @@ async def test_a_test_is_not_waited_for_forever(lab: Lab, leaves: bool) -> None:
     (row,) = lab.service.database.read_sync(repository.every)
     why = "the node left the cluster" if leaves else "the test did not finish within 240 s"
     assert (row.outcome, row.message) == ("untested", f"could not be tested: {why}")
+
+
+async def test_an_event_does_not_claim_a_test_that_was_not_run(lab: Lab) -> None:
+    job_id = await two_ranks(lab.service)
+    lab.ranks_on(job_id, "node-a", "node-b")
+    lab.see(NODES[0], NODES[2])
+    lab.end(job_id, Outcome.of(Cause.NODE_LOST, "the node is gone", None))
+    lab.service.advance(RETURN_LIMIT.total_seconds() + 1)
+    await lab.step()
+    (event,) = await lab.events(job_id)
+    assert event.message == (
+        f"gpu-2 was to be tested, because the node was lost while {job_id} ran on it: "
+        "could not be tested: the node did not return"
+    )
 
 
 async def test_old_results_of_nodes_that_have_left_are_forgotten(lab: Lab) -> None:
