@@ -141,7 +141,7 @@ class SelfTests:
     def _jobs_on(self, gpus: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         """Return the job on each GPU that is in use, keyed by UUID. A part of a divided GPU counts
         under its own UUID, because Ray counts it as a GPU."""
-        found = {}
+        found: dict[str, str] = {}
         for record in self._records():
             if not record.job_id or not record.is_of_this_boot:
                 continue
