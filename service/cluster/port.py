@@ -18,6 +18,9 @@ from ray_workers.shared.node_needs import NodeEnvironment, NodeNeeds
 from ray_workers.shared.quarantine import Quarantined
 from ray_workers.shared.self_tests import NodeTest
 
+DRAINED = "the node is being drained"
+"""The beginning of `ClusterNode.problem` of a node that Ray was asked to remove."""
+
 
 class ClusterUnavailable(Exception):
     """Raised if the cluster currently can't be reached. The request might have arrived. Callers

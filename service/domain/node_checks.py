@@ -4,7 +4,7 @@ which GPUs count as slow."""
 from __future__ import annotations
 
 import signal
-import statistics
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -157,13 +157,16 @@ def slow(devices: Mapping[str, TestedDevice]) -> dict[str, list[SlowMeasure]]:
         in_order = sorted(of_gpus.values())
         is_rate = MEASURES[measure][1]
         for key, value in of_gpus.items():
-            usual = _median_without(in_order, value)
+            usual = _median_without(in_order, bisect_left(in_order, value))
             factor = usual / value if is_rate else value / usual
             if factor >= SLOW_FACTORS.get(measure, SLOW_CONNECTION):
                 found.setdefault(key, []).append(SlowMeasure(measure, factor, len(of_gpus) - 1))
     return found
 
 
-def _median_without(in_order: Sequence[float], value: float) -> float:
-    at = in_order.index(value)
-    return statistics.median([*in_order[:at], *in_order[at + 1 :]])
+def _median_without(in_order: Sequence[float], at: int) -> float:
+    """Return the median of the sorted values without the value at this index, in constant time."""
+    last = len(in_order) - 2
+    middle = (last // 2, (last + 1) // 2)
+    low, high = (in_order[n + (n >= at)] for n in middle)
+    return (low + high) / 2

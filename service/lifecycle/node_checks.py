@@ -183,9 +183,10 @@ def begin(session: Session, hostname: str, check_id: str, now: datetime) -> bool
     row = repository.get(session, hostname)
     if row is None or row.id != check_id or row.state not in OPEN:
         return False
-    row.state, row.began_at = CheckState.RUNNING, row.began_at or now
-    touch(session)
-    notify(session, QUEUE)
+    if row.state != CheckState.RUNNING:
+        row.state, row.began_at = CheckState.RUNNING, row.began_at or now
+        touch(session)
+        notify(session, QUEUE)
     return True
 
 
@@ -257,7 +258,8 @@ def _withhold(session: Session, row: NodeCheckRow, test: NodeTest, now: datetime
 
 def _add_event(session: Session, job: JobRow, row: NodeCheckRow, now: datetime) -> None:
     """Report the result to the job that lost a rank on the node."""
-    message = f"{row.hostname} was tested, because {row.why}: {row.message}"
+    tested = "was to be tested" if row.outcome == CheckOutcome.UNTESTED else "was tested"
+    message = f"{row.hostname} {tested}, because {row.why}: {row.message}"
     data = {"hostname": row.hostname, "outcome": row.outcome, "attempt": row.attempt}
     code = str(row.outcome)
     remark(session, job, type_=NODE_CHECK, code=code, message=message, now=now, data=data)

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from service.config.settings import Settings
 from service.db.repositories import storage as repository
 from service.db.repositories.scheduling import accounting as accounting_repository
+from service.db.repositories.scheduling import node_checks as node_checks_repository
 from service.db.repositories.telemetry import chunks as chunks_repository
 from service.db.session import Database
 from service.domain.errors import CheckpointInUse, FolderSpoilt, NotFound, StorageUnavailable
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 MOST_SHARE = 0.02
 """Maximum share of the time that is spent measuring the storage, because a measurement can read
 many rows."""
+KEPT_TESTS = timedelta(days=7)
+"""Time for which the results of self-tests of nodes that have left the cluster are stored."""
 BATCH = 100
 """Maximum number of jobs that one rule deletes in one round."""
 
@@ -83,6 +86,8 @@ class Retention:
                 days = timedelta(days=self._accounting_days)
                 forgotten = await self._now() - max(days, timedelta(seconds=REMEMBERED_S))
                 await self._database.write(lambda s: accounting_repository.forget(s, forgotten))
+            tested = await self._now() - KEPT_TESTS
+            await self._database.write(lambda s: node_checks_repository.forget(s, tested))
             await self._store_refused_logs()
             pause_s = 0.0 if deleted else self._timings.expiry_period_s
             self._expiry_at = loop.time() + pause_s

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from dray.spec import JobSpec
 from ray_workers.shared.frame_fields import clean
-from service.cluster.port import ClusterSnapshot
+from service.cluster.port import DRAINED, ClusterSnapshot
 from service.config.node_types import SILO_LABEL, NodeType
 from service.db.models import ClusterRow, NodeRow
 from service.db.repositories import surroundings
@@ -81,10 +81,15 @@ def store(
 
 
 def _lost(before: Sequence[NodeRow], snapshot: ClusterSnapshot) -> dict[str, str]:
-    """Return the host names of the accepted nodes that have disappeared, keyed by node id. Nodes
-    that were drained or released were not accepted any more."""
+    """Return the host names of the nodes that have disappeared, keyed by node id, except for nodes
+    that Ray was asked to remove. A lost node is often not accepted before Ray declares it dead,
+    because its agent doesn't respond."""
     present = {node.hostname for node in snapshot.nodes}
-    gone = (row for row in before if row.accepted and row.hostname not in present)
+    gone = (
+        row
+        for row in before
+        if row.hostname not in present and not (row.reason or "").startswith(DRAINED)
+    )
     return {row.node_id: row.hostname for row in gone}
 
 

@@ -139,14 +139,16 @@ class SelfTests:
         return await self._test_gpus(gpus, jobs)
 
     def _jobs_on(self, gpus: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-        """Return the job on each GPU that is in use, keyed by UUID."""
-        found = {}
+        """Return the job on each GPU that is in use, keyed by UUID. A part of a divided GPU counts
+        under its own UUID, because Ray counts it as a GPU."""
+        found: dict[str, str] = {}
         for record in self._records():
             if not record.job_id or not record.is_of_this_boot:
                 continue
-            for gpu in gpus:
-                if any(_is(gpu, name) for name in record.gpu_names):
-                    found[gpu["uuid"]] = record.job_id
+            for name in record.gpu_names:
+                uuids = [gpu["uuid"] for gpu in gpus if _is(gpu, name)]
+                parts = [name] if name.startswith("MIG-") else []
+                found |= dict.fromkeys([*uuids, *parts], record.job_id)
         return found
 
     async def _test_processors(self) -> NodeTest:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from service.cluster.port import ClusterNode
+from service.cluster.port import DRAINED, ClusterNode
 from service.cluster.ray.node_agents import RELEASED, STARTS, JoinedNode
 from service.config.node_types import SILO_LABEL
 
@@ -70,7 +70,7 @@ def _labels(node: Mapping[str, Any], *, has_silo_source: bool) -> dict[str, str]
 
 
 def _leaving(drained_by: float) -> str:
-    reason = "the node is being drained: Ray was asked to remove it"
+    reason = f"{DRAINED}: Ray was asked to remove it"
     try:
         return f"{reason} at {datetime.fromtimestamp(drained_by, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (OverflowError, ValueError):  # such as `math.inf`

@@ -64,20 +64,21 @@ class NodeChecker:
         with self._signals.subscribe(NODE_CHECKS) as woken:
             try:
                 while True:
-                    num_open = 1
+                    num_active = 1
                     try:
-                        num_open = await self.run_once()
+                        num_active = await self.run_once()
                     except Exception:
                         logger.exception("a round of the node checker failed; the loop continues")
                     timings = self._timings
-                    await woken.wait(timings.check_period_s if num_open else timings.refresh_s)
+                    await woken.wait(timings.check_period_s if num_active else timings.refresh_s)
             finally:
                 for step in self._steps.values():
                     step.cancel()
 
     async def run_once(self, *, wait: bool = False) -> int:
-        """Take the next step of each open test, and return the number of open tests. If `wait` is
-        true, wait for the answers of the nodes."""
+        """Take the next step of each open test, and return the number of tests that go on at once.
+        Other tests wait for a node or a job, maybe for days. If `wait` is true, wait for the
+        answers of the nodes."""
         checks = await self._database.read(_read)
         self._steps = {name: step for name, step in self._steps.items() if not step.done()}
         for check in checks:
@@ -86,7 +87,7 @@ class NodeChecker:
                 self._steps[check.hostname] = step
         if wait:
             await asyncio.gather(*self._steps.values())
-        return len(checks)
+        return sum(check.is_due and bool(self._nodes(check.hostname)) for check in checks)
 
     async def _step_safely(self, check: _Check) -> None:
         try:

@@ -54,7 +54,8 @@ class SeenNodes(Stage):
                 snapshot.holders,
                 alive,
                 shares_gpus=shares_gpus,
-                withheld_hosts=faults.keys() | node_checks.hosts_without_work(session),
+                withheld_hosts=faults.keys(),
+                tested_hosts=node_checks.hosts_without_work(session),
                 faulty_cpus={host for host in faults if withheld.has_faulty_cpu(faults[host])},
             ),
             growing=tuple(a.growing for a in here if a.growing is not None),
@@ -75,11 +76,13 @@ class SeenNodes(Stage):
         *,
         shares_gpus: bool,
         withheld_hosts: Collection[str] = (),
+        tested_hosts: Collection[str] = (),
         faulty_cpus: Collection[str] = (),
     ) -> tuple[policy.Node, ...]:
         """Return the nodes for the plan. `alive` contains the attempts whose slots are included in
-        the holders. `withheld_hosts` are hosts that have faults or are tested, and `faulty_cpus`
-        are hosts with faults of their CPUs."""
+        the holders. `withheld_hosts` are hosts that have faults, `tested_hosts` are hosts that
+        get no work because of a self-test, and `faulty_cpus` are hosts with faults of their CPUs.
+        """
         self._look_at(cluster)
         held_by_node = slots.held_by_node(holders)
         sharing_on = sharing(holders if shares_gpus else ())
@@ -88,11 +91,13 @@ class SeenNodes(Stage):
             ours = held_by_node.get(node.node_id, {})
             shared = shares_gpus and bool(node.resources.get("GPU"))
             is_sick = node.hostname in withheld_hosts
-            if ours or node.quarantined or shared or is_sick:
+            is_withheld = is_sick or node.hostname in tested_hosts
+            if ours or node.quarantined or shared or is_withheld:
                 parts = parts_on(node.node_id, sharing_on.get(node.node_id, ())) if shared else None
                 seen = _seen(node, cluster, ours, alive, parts)
-                if is_sick:
+                if is_withheld:
                     seen = _withheld(seen, node.hostname, node.hostname in faulty_cpus)
+                    seen = replace(seen, is_tested=not is_sick)
                 nodes.append(seen)
                 continue
             if node.node_id not in self._unheld:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from service.db.models import NodeCheckRow
+from service.db.models import NodeCheckRow, NodeRow
 
 
 def get(session: Session, hostname: str) -> NodeCheckRow | None:
@@ -26,3 +27,10 @@ def every(session: Session) -> Sequence[NodeCheckRow]:
 def in_states(session: Session, states: Sequence[str]) -> Sequence[NodeCheckRow]:
     query = select(NodeCheckRow).where(NodeCheckRow.state.in_(states))
     return session.scalars(query.order_by(NodeCheckRow.asked_at, NodeCheckRow.hostname)).all()
+
+
+def forget(session: Session, before: datetime) -> None:
+    """Delete the results from before a time of hosts that are no longer in the cluster."""
+    query = delete(NodeCheckRow).where(NodeCheckRow.state == "done", NodeCheckRow.ended_at < before)
+    gone = NodeCheckRow.hostname.not_in(select(NodeRow.hostname))
+    session.execute(query.where(gone))

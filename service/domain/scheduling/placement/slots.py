@@ -196,8 +196,10 @@ class Node:
     is_starting: bool = False
     """Whether the node is not accepted yet because its agent is starting."""
     withheld: tuple[str, ...] = ()
-    """The node's host name and the names of the resources that get no new work because of a fault;
-    empty if there is none."""
+    """The node's host name and the names of the resources that get no new work because of a fault
+    or a self-test; empty if there is none."""
+    is_tested: bool = False
+    """Whether the resources are withheld only until a self-test is done."""
 
     @classmethod
     def labelled(

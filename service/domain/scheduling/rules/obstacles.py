@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -105,11 +105,12 @@ class Obstacles:
         self._stuck = self._kinds_of(stuck)
         """The kinds of nodes with quarantined slots, as bits."""
         self._withheld = [
-            (self._kinds.bit_of(node.id), node.withheld[0], node.withheld[1:])
+            (self._kinds.bit_of(node.id), node.withheld[0], node.withheld[1:], node.is_tested)
             for node in nodes
             if node.withheld
         ]
-        """The kind, the host name, and the withheld resources of each node with a fault."""
+        """The kind, the host name, and the withheld resources of each node with a fault or a
+        self-test, and whether it only has a self-test."""
         self._free = free
         self._holders: list[_Holding] = []
         self._names: set[str] = set()
@@ -224,22 +225,24 @@ class Obstacles:
         return Reason(code, message), in_the_way
 
     def _faults(self, reach: _Reach, kind: WorkerKind) -> str:
-        """Return a clause that names the suitable nodes on which a fault withholds resources that
-        such workers need; an empty string if there are none."""
+        """Return clauses that name the suitable nodes on which a fault or a self-test withholds
+        resources that such workers need; an empty string if there are none."""
         needed = {name for name, _ in kind.counted}
-        hosts = {
-            host
-            for bit, host, names in self._withheld
-            if bit & reach.node_kinds and needed.intersection(names)
-        }
-        if not hosts:
-            return ""
-        shown = sorted(hosts)[:3] + ([f"{len(hosts) - 3} more"] if len(hosts) > 3 else [])
-        nodes, get, them = ("node", "gets", "it") if len(hosts) == 1 else ("nodes", "get", "them")
-        return (
-            f"; {nodes} {', '.join(shown)} {get} no new work because of a fault until an admin "
-            f"releases {them} (see `dray cluster`)"
-        )
+        faulty, tested = set[str](), set[str]()
+        for bit, host, names, is_tested in self._withheld:
+            if bit & reach.node_kinds and needed.intersection(names):
+                (tested if is_tested else faulty).add(host)
+        found = ""
+        if faulty:
+            them = "it" if len(faulty) == 1 else "them"
+            found += (
+                f"; {_no_new_work(faulty)} because of a fault until an admin releases {them} "
+                "(see `dray cluster`)"
+            )
+        if tested:
+            ends = "its self-test is" if len(tested) == 1 else "their self-tests are"
+            found += f"; {_no_new_work(tested)} until {ends} done"
+        return found
 
     def _reserved(self, sentence: str, kind: WorkerKind, least: int, free: int) -> Reason | None:
         """Return the reason if reservations are why `least` workers are not available: without
@@ -342,3 +345,9 @@ def jobs(names: Sequence[str], number: int | None = None) -> str:
     shown = ", ".join(names[:3])
     more = f" and {number - 3} more" if number > 3 else ""
     return f"{'job' if number == 1 else 'jobs'} {shown}{more}"
+
+
+def _no_new_work(hosts: Collection[str]) -> str:
+    shown = sorted(hosts)[:3] + ([f"{len(hosts) - 3} more"] if len(hosts) > 3 else [])
+    nodes, get = ("node", "gets") if len(hosts) == 1 else ("nodes", "get")
+    return f"{nodes} {', '.join(shown)} {get} no new work"

@@ -14,13 +14,13 @@ import pytest
 from dray import views
 from ray_workers.shared.contracts import Cause, FrameKind, Outcome, Phase, Slice
 from ray_workers.shared.self_tests import DeviceOutcome, NodeTest, TestedDevice, TestPhase
-from service.cluster.port import ClusterNode, ClusterSnapshot, ClusterUnavailable
+from service.cluster.port import DRAINED, ClusterNode, ClusterSnapshot, ClusterUnavailable
 from service.db.repositories import attempts
 from service.db.repositories.scheduling import node_checks as repository
 from service.domain.errors import NodeNotFound
 from service.domain.node_checks import CheckCause, machine_fault, nodes_of_ranks, slow
 from service.lifecycle import node_checks
-from service.loops.scheduling.node_checker import ABSENT_LIMIT, LIMIT, NodeChecker
+from service.loops.scheduling.node_checker import ABSENT_LIMIT, LIMIT, RETURN_LIMIT, NodeChecker
 from service.loops.shared.timings import LoopTimings
 from service.nodes import node_table
 from service.nodes.checks import NodeChecks
@@ -316,9 +316,12 @@ async def test_a_killed_rank_makes_no_node_suspect(lab: Lab) -> None:
     assert lab.closed() == set()
 
 
-async def test_a_lost_node_is_tested_when_it_returns(lab: Lab) -> None:
+@pytest.mark.parametrize("is_silent_first", [False, True])
+async def test_a_lost_node_is_tested_when_it_returns(lab: Lab, is_silent_first: bool) -> None:
     job_id = await two_ranks(lab.service)
     lab.ranks_on(job_id, "node-a", "node-b")
+    if is_silent_first:
+        lab.see(NODES[0], replace(NODES[1], accepted=False, problem="no response"), NODES[2])
     lab.see(NODES[0], NODES[2])
     lab.end(job_id, Outcome.of(Cause.NODE_LOST, "the node is gone", None))
     for _ in range(3):
@@ -335,7 +338,7 @@ async def test_a_lost_node_is_tested_when_it_returns(lab: Lab) -> None:
 async def test_nodes_that_leave_as_planned_or_with_ray_are_not_suspect(lab: Lab) -> None:
     job_id = await two_ranks(lab.service)
     lab.ranks_on(job_id, "node-a", "node-b")
-    lab.see(NODES[0], replace(NODES[1], accepted=False, problem="leaves"), NODES[2])
+    lab.see(NODES[0], replace(NODES[1], accepted=False, problem=f"{DRAINED} now"), NODES[2])
     lab.see(NODES[0], NODES[2])
     lab.see(session="session-2")
     rows = lab.service.database.read_sync(repository.every)
@@ -357,6 +360,18 @@ async def test_a_test_survives_restarts_of_the_service_and_the_agent(lab: Lab) -
     assert shown.outcome == "passed"
 
 
+async def test_a_running_test_wakes_the_scheduler_once(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.answers["node-a"] = RUNNING
+    await lab.ask("gpu-1")
+    woken: list[tuple[str, ...]] = []
+    monkeypatch.setattr(node_checks, "notify", lambda _, *channels: woken.append(channels))
+    for _ in range(3):
+        await lab.step()
+    assert len(woken) == 1
+
+
 @pytest.mark.parametrize("leaves", [False, True])
 async def test_a_test_is_not_waited_for_forever(lab: Lab, leaves: bool) -> None:
     lab.answers["node-a"] = RUNNING
@@ -365,7 +380,7 @@ async def test_a_test_is_not_waited_for_forever(lab: Lab, leaves: bool) -> None:
     if leaves:
         lab.see(*NODES[1:])
     lab.service.advance((ABSENT_LIMIT if leaves else LIMIT).total_seconds() - 1)
-    assert await lab.step() == 1
+    assert await lab.step() == (0 if leaves else 1), "an absent node is not asked twice a second"
     assert lab.closed() == {"gpu-1"}
     lab.service.advance(2)
     await lab.step()
@@ -373,6 +388,34 @@ async def test_a_test_is_not_waited_for_forever(lab: Lab, leaves: bool) -> None:
     (row,) = lab.service.database.read_sync(repository.every)
     why = "the node left the cluster" if leaves else "the test did not finish within 240 s"
     assert (row.outcome, row.message) == ("untested", f"could not be tested: {why}")
+
+
+async def test_an_event_does_not_claim_a_test_that_was_not_run(lab: Lab) -> None:
+    job_id = await two_ranks(lab.service)
+    lab.ranks_on(job_id, "node-a", "node-b")
+    lab.see(NODES[0], NODES[2])
+    lab.end(job_id, Outcome.of(Cause.NODE_LOST, "the node is gone", None))
+    lab.service.advance(RETURN_LIMIT.total_seconds() + 1)
+    await lab.step()
+    (event,) = await lab.events(job_id)
+    assert event.message == (
+        f"gpu-2 was to be tested, because the node was lost while {job_id} ran on it: "
+        "could not be tested: the node did not return"
+    )
+
+
+async def test_old_results_of_nodes_that_have_left_are_forgotten(lab: Lab) -> None:
+    for host in HOSTS[:2]:
+        await lab.ask(host)
+    await lab.step()
+    lab.see(*NODES[1:])
+
+    def kept(before: Any) -> list[str]:
+        lab.service.database.write_sync(lambda s: repository.forget(s, before))
+        return [row.hostname for row in lab.service.database.read_sync(repository.every)]
+
+    assert kept(lab.service.now) == ["gpu-1", "gpu-2"]
+    assert kept(lab.service.now + timedelta(seconds=1)) == ["gpu-2"]
 
 
 async def test_a_late_answer_changes_nothing(lab: Lab) -> None:

@@ -13,9 +13,11 @@ from dray.views import JobState
 from ray_workers.shared.commands import Command
 from ray_workers.shared.contracts import Phase
 from ray_workers.shared.quarantine import Quarantined
+from ray_workers.shared.self_tests import NodeTest, TestPhase
 from service.cluster.port import AttemptRef
 from service.db.models import LogChunkRow
 from service.jobs.changes import JobChanges
+from service.nodes.checks import NodeChecks
 from service.nodes.withheld import WithheldNodes
 from tests.fakes.attempt import FakeRank
 from tests.marks import ON_SQLITE
@@ -435,3 +437,18 @@ async def test_a_waiting_job_names_the_withheld_nodes_that_it_could_use(world: W
     await eventually(is_told, "the withheld node is not named")
     await WithheldNodes(runtime.database).release("node-a.fake")
     await comes_to(runtime, job_id, JobState.SUCCEEDED)
+
+
+async def test_a_waiting_job_names_the_tested_nodes_that_it_could_use(world: World) -> None:
+    runtime = await world.open()
+    holds = await world.submit(runtime, "waits", workers=2)
+    await comes_to(runtime, holds, JobState.RUNNING)
+    world.fake.tests["node-a"] = NodeTest(TestPhase.RUNNING)
+    await NodeChecks(runtime.database).check("node-a.fake")
+    job_id = await world.submit(runtime, workers=1)
+
+    async def is_told() -> bool:
+        message = (await runtime.jobs.get(job_id)).reason.message
+        return message.endswith("; node node-a.fake gets no new work until its self-test is done")
+
+    await eventually(is_told, "the tested node is not named")

@@ -217,3 +217,11 @@ async def test_drawn_nodes(tmp_path: Path, seed: int) -> None:
         expected["odd"] = "passed"
     assert outcomes(test) == [expected[kind] for kind in kinds], kinds
     assert test.is_failed is (len(hashes) > 1 and not has_majority)
+
+
+async def test_jobs_on_parts_of_a_divided_gpu_delay_no_test(tmp_path: Path) -> None:
+    node = Node(tmp_path, 2)
+    node.gpus[0]["error"] = "the GPU is divided (Multi-Instance GPU)"
+    node.records = [record(job_id="one", gpus="MIG-1"), record(job_id="other", gpus="MIG-2")]
+    test = await node.run(num_held=2)
+    assert outcomes(test) == ["untested", "passed"]
