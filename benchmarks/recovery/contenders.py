@@ -96,8 +96,10 @@ class Dray:
             found = commits.recovery(
                 seen.commits, killed_at=killed_at, killed_rank=work.KILLED_RANK
             )
-            whole = found is not None and found.whole_s is not None
-            return found if whole and found and found.caught_up_s is not None else None
+            if found is None or found.caught_up_s is None:
+                return None
+            # The page of a spare that has taken the rank keeps the spare's own index.
+            return found if num_spares or found.whole_s is not None else None
 
         found = _await(recovered, "the job to continue training")
         self._end(job.id)
