@@ -56,8 +56,8 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
                 recovery = ours.killed_with_spares(
                     document(num_spares), num_spares, at_step=KILL_AT_STEP
                 )
-                told = f"{seconds(recovery.next_s)}, {recovery.steps_lost} steps lost"
-                progress(f"round {number}/{num_rounds}  {label}: {told}")
+                figures = f"{seconds(recovery.next_s)}, {recovery.steps_lost} steps lost"
+                progress(f"round {number}/{num_rounds}  {label}: {figures}")
                 if number:
                     found[label].append(recovery)
     return conclude(found)

@@ -1,7 +1,7 @@
 """One replica of torchft's fault-tolerant DDP, with the same model and data.
 
-It trains until it is terminated or told to end. torchft transfers the survivor's state to a
-replacement.
+It trains until it is terminated, or until `is_over` returns true. torchft transfers the survivor's
+state to a replacement.
 """
 
 # No postponed annotations, because DDP inspects the annotations of its hook.

@@ -19,7 +19,7 @@ SCRIPT: Final = "prepared_script.py"
 FIXED, ELASTIC, REPLICA_GROUPS = "fixed", "elastic", "replica groups"
 """Modes of Ray Train."""
 WHOLE: Final = "whole"
-"""The file in a turn's folder that tells torchft's replicas under Ray Train to end."""
+"""Name of a file. When it exists in a turn's folder, torchft's replicas under Ray Train end."""
 
 
 def job(

@@ -48,7 +48,7 @@ def export(
             f"{target.name!r} must end in {ONNX} for ONNX, or in {PROGRAM} for torch.export"
         )
     if target.suffix == ONNX:
-        _need("onnx", "onnxscript")
+        need("export to ONNX", "onnx", "onnx", "onnxscript")
     on_cpu = copy.deepcopy(model).cpu().eval()
     with _without_advice():
         with torch.no_grad():
@@ -61,7 +61,8 @@ def export(
     return target
 
 
-def _need(*packages: str) -> None:
+def need(purpose: str, extra: str, *packages: str) -> None:
+    """Raise ImportError if one of the packages, which `extra` of dray installs, is missing."""
     for name in packages:
         try:
             importlib.import_module(name)
@@ -69,7 +70,7 @@ def _need(*packages: str) -> None:
             if error.name != name:
                 raise
             raise ImportError(
-                f"export to ONNX requires the package {name}: pip install 'dray[onnx]'", name=name
+                f"{purpose} requires the package {name}: pip install 'dray[{extra}]'", name=name
             ) from error
 
 

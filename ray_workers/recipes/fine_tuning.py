@@ -22,6 +22,7 @@ from ray_workers.datasets.formats.base_models import BaseModel, open_base
 from ray_workers.datasets.formats.examples import Examples, open_examples
 from ray_workers.recipes import measures, results, splits, tuned_files
 from ray_workers.recipes.chat_encoding import ExampleEncoder
+from ray_workers.recipes.export import need
 from ray_workers.recipes.models import compat_transformers, pretrained
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError, ModelError
@@ -41,7 +42,10 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
     assert isinstance(options, spec.Pretrained)
     assert method is not None
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a base is never looked up on a hub
-    compat_transformers.need(*PACKAGES, *(["peft"] if options.adapter else []))
+    try:
+        need("fine_tuning", "tuning", *PACKAGES, *(["peft"] if options.adapter else []))
+    except ImportError as error:
+        raise ModelError(str(error)) from error
     base = open_base(options, policy, method.max_length)
     with _small_files(base) as folder:
         model = pretrained.build(base, folder, options.adapter, packs=method.packing)
@@ -250,10 +254,7 @@ class Writer:
 def load(folder: Path) -> Writer:
     """Load the merged model from the folder of a job's artifacts. Raises ImportError if a package
     is missing, and FileNotFoundError if the result has only an adapter."""
-    try:
-        compat_transformers.need(*PACKAGES)
-    except ModelError as error:
-        raise ImportError(f"dray.load: {error}") from error
+    need("dray.load of a model of fine_tuning", "tuning", *PACKAGES)
     from transformers import AutoModelForCausalLM
 
     if not (folder / "config.json").is_file():

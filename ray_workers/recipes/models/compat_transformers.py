@@ -6,7 +6,6 @@ The packages are imported when they are used, because that takes seconds. Tested
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -37,19 +36,6 @@ NOT_SEPARATED = frozenset(
 )
 """Architectures (model_type) that take positions, but whose mask does not depend on them. Most are
 encoders, in which tokens also see the tokens after them."""
-
-
-def need(*packages: str) -> None:
-    """Raise ModelError if a package is missing on this machine."""
-    for name in packages:
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name != name:
-                raise
-            raise ModelError(
-                f"models of fine_tuning require the package {name}: pip install 'dray[tuning]'"
-            ) from error
 
 
 def load_tokenizer(folder: Path, location: str) -> Any:

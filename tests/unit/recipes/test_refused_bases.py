@@ -183,8 +183,8 @@ def test_an_adapter_of_a_shared_weight_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_package_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fine_tuning, "PACKAGES", ("transformers", "no_such_package"))
-    assert "require the package no_such_package" in refused(home)
+    assert "requires the package no_such_package" in refused(home)
     (home / "dray.json").write_text('{"recipe": "fine_tuning"}')
-    with pytest.raises(ImportError, match="require the package no_such_package"):
+    with pytest.raises(ImportError, match="requires the package no_such_package"):
         dray.load(home)
     (home / "dray.json").unlink()

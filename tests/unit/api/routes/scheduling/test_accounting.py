@@ -14,7 +14,8 @@ import pytest
 
 from dray import Client
 from tests.unit.api.matrix import TOKEN, check
-from tests.unit.api.routes.scheduling.test_queues import as_, hashed, submit
+from tests.unit.api.routes.scheduling.conftest import as_, hashed
+from tests.unit.api.routes.scheduling.test_queues import submit
 from tests.unit.api.serving import LiveServer, serving
 from tests.unit.cli.running import Cli
 from tests.unit.service.helpers import spent

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from tests.unit.api.matrix import TOKEN, check
-from tests.unit.api.routes.scheduling.test_queues import as_, hashed, submit
+from tests.unit.api.routes.scheduling.conftest import as_, hashed
+from tests.unit.api.routes.scheduling.test_queues import submit
 from tests.unit.api.serving import LiveServer, Refused, serving
 from tests.unit.service.helpers import spent
 

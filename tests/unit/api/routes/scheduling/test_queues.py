@@ -3,46 +3,15 @@ do."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.unit.api.matrix import TOKEN, check, held
-from tests.unit.api.serving import LiveServer, serving
+from tests.unit.api.matrix import check, held
+from tests.unit.api.serving import LiveServer
 
 JOB = {"recipe": "image_classification"}
-
-
-def hashed(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
-
-
-def as_(name: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {name}"}
-
-
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """A server with an admin, root, and a user, ann."""
-    folder = tmp_path_factory.mktemp("queues")
-    (folder / "tokens").write_text(f"root:{hashed('root')}:admin\nann:{hashed(TOKEN)}\n")
-    with serving(folder / "home", tokens_file=folder / "tokens") as server:
-        yield server
-
-
-@pytest.fixture
-def root(guarded: LiveServer) -> Iterator[httpx.Client]:
-    with guarded.client(headers=as_("root")) as client:
-        yield client
-
-
-@pytest.fixture
-def user(guarded: LiveServer) -> Iterator[httpx.Client]:
-    with guarded.client(headers=as_(TOKEN)) as client:
-        yield client
 
 
 def make(client: httpx.Client, name: str, **rules: Any) -> None:

@@ -14,7 +14,8 @@ from service.nodes import node_table
 from service.outlook import decisions
 from service.outlook.decisions import SeenRound
 from tests.unit.api.matrix import TOKEN
-from tests.unit.api.routes.scheduling.test_queues import as_, hashed, submit
+from tests.unit.api.routes.scheduling.conftest import as_, hashed
+from tests.unit.api.routes.scheduling.test_queues import submit
 from tests.unit.api.serving import LiveServer, serving
 from tests.unit.service.outlook.test_decisions import seen
 from tests.wire import cluster_node

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
 
@@ -11,32 +10,10 @@ import pytest
 
 from service.db.session import utc_now
 from service.lifecycle.withholding import withhold
-from tests.unit.api.matrix import TOKEN, check, held
-from tests.unit.api.routes.scheduling.test_queues import as_, hashed
-from tests.unit.api.serving import LiveServer, serving
+from tests.unit.api.matrix import check, held
+from tests.unit.api.serving import LiveServer
 
 ODD_NAMES = ["knöten-ä", "a b", "%", "..", "\u202e", "x" * 255, "gpu-7.lan ", "GPU-7.LAN"]
-
-
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """A server with an admin, root, and a user, ann."""
-    folder = tmp_path_factory.mktemp("queues")
-    (folder / "tokens").write_text(f"root:{hashed('root')}:admin\nann:{hashed(TOKEN)}\n")
-    with serving(folder / "home", tokens_file=folder / "tokens") as server:
-        yield server
-
-
-@pytest.fixture
-def root(guarded: LiveServer) -> Iterator[httpx.Client]:
-    with guarded.client(headers=as_("root")) as client:
-        yield client
-
-
-@pytest.fixture
-def user(guarded: LiveServer) -> Iterator[httpx.Client]:
-    with guarded.client(headers=as_(TOKEN)) as client:
-        yield client
 
 
 def withhold_node(site: LiveServer, name: str = "gpu-7.lan") -> None:
