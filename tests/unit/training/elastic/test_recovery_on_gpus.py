@@ -97,7 +97,12 @@ def test_a_lost_rank_of_a_group_on_gpus_is_replaced(
 
 KINDS |= {
     "exact": small(2) | {"elastic": {"min_workers": 1, "exact": True}},
-    "running means": job(RESNET, TWO, max_steps=16, optimizer={"name": "sgd", "momentum": 0.9}),
+    "running means": job(
+        *(RESNET, TWO),
+        max_steps=16,
+        global_batch_size=200,  # as in `small`, an epoch has 8 steps
+        optimizer={"name": "sgd", "momentum": 0.9},
+    ),
     "bf16 and clipping": small(2, precision="bf16", max_grad_norm=0.5, ema={"decay": 0.9}),
     "fp16": small(2, precision="fp16"),
 }
