@@ -10,7 +10,7 @@ checksum protects against faults, not against an adversary.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,10 @@ _WIDTH = 1 << 14
 """Number of words per row. Each word is multiplied by a factor that depends on its column, and each
 row's sum by a factor that depends on the row."""
 _ROWS = 1 << 9
-"""Number of rows that are multiplied at a time, which limits the memory to 64 MiB."""
+"""Number of rows whose sums are added at a time."""
+_BLOCK_ROWS = {"cpu": 1 << 3}
+"""Number of rows that are multiplied at a time, by device type, by default `_ROWS`. A CPU's buffers
+fit into its cache, which is 5 times as fast; a GPU's buffers have 64 MiB."""
 
 
 def digest(tensors: Iterable[Tensor]) -> int:
@@ -111,24 +114,32 @@ def _of_words(tensor: Tensor, num_sums: int) -> Tensor:
         rest[: data.numel() - whole] = data[whole:]
         total += rest.view(torch.int32)
     for number, first in enumerate(range(0, words.numel(), _WIDTH * _ROWS)):
-        part = words[first : first + _WIDTH * _ROWS]
-        weighed = torch.stack([_weighed(part, columns) for columns in factors])
+        weighed = _weighed(words[first : first + _WIDTH * _ROWS], factors)
         total = total * _wrapped(_STEP) + weighed + number
     return total
 
 
-def _weighed(part: Tensor, columns: Tensor) -> Tensor:
-    """Return the sum of up to `_WIDTH * _ROWS` words, each multiplied by the factor of its column
-    and the factor of its row."""
+def _weighed(part: Tensor, factors: Sequence[Tensor]) -> Tensor:
+    """Return sums of up to `_WIDTH * _ROWS` words, each multiplied by the factor of its column and
+    the factor of its row. factors: of the columns, for each sum."""
     num_rows, left = divmod(part.numel(), _WIDTH)
-    sums = []
-    if num_rows:
-        rows = part[: num_rows * _WIDTH].view(num_rows, _WIDTH).to(torch.int64)
-        sums.append(rows.mul_(columns).sum(1))
+    rows = part[: num_rows * _WIDTH].view(num_rows, _WIDTH)
+    of_rows: list[list[Tensor]] = [[] for _ in factors]
+    block_rows = min(_BLOCK_ROWS.get(part.device.type, _ROWS), num_rows)
+    wide, product = (rows.new_empty((block_rows, _WIDTH), dtype=torch.int64) for _ in range(2))
+    for block in rows.split(block_rows) if num_rows else ():
+        wide[: len(block)].copy_(block)
+        for sums, columns in zip(of_rows, factors, strict=True):
+            torch.mul(wide[: len(block)], columns, out=product[: len(block)])
+            sums.append(product[: len(block)].sum(1))
     if left:
-        sums.append((part[-left:].to(torch.int64) * columns[:left]).sum().reshape(1))
-    of_rows = torch.cat(sums)
-    return (of_rows * columns[-of_rows.numel() :]).sum()
+        last = part[-left:].to(torch.int64)
+        for sums, columns in zip(of_rows, factors, strict=True):
+            sums.append((last * columns[:left]).sum().reshape(1))
+    joined = [torch.cat(sums) for sums in of_rows]
+    return torch.stack(
+        [(sums * c[-sums.numel() :]).sum() for sums, c in zip(joined, factors, strict=True)]
+    )
 
 
 @functools.cache

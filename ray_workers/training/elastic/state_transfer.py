@@ -167,12 +167,15 @@ def _broadcast_together(
     if flat.numel() == 0:
         return
     dist.broadcast(flat, src=source, group=group)
-    if rank != source:
+    if rank != source and len(tensors) > 1:
         _unpack(flat, tensors)
 
 
 def _packed(tensors: list[Tensor], device: torch.device) -> Tensor:
-    return torch.cat([tensor.reshape(-1).to(device) for tensor in tensors])
+    """Return the tensors' elements in one dimension. A single tensor on `device` is not copied if
+    it is contiguous."""
+    flat = [tensor.reshape(-1).to(device) for tensor in tensors]
+    return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 
 def _unpack(flat: Tensor, tensors: list[Tensor]) -> None:

@@ -28,11 +28,16 @@ class HasStoredValues(Protocol):
 
 
 @torch.no_grad()
-def materialise(model: nn.Module, device: torch.device, seed: int) -> None:
+def materialise(
+    model: nn.Module, device: torch.device, seed: int, *, is_replaced: bool = False
+) -> None:
     """Replace parameters on the meta device with initialised parameters on `device`, in place.
 
     Every module with its own parameters draws them in `reset_parameters`, which also fills buffers
     that are on the meta device. Other buffers already have values.
+
+    is_replaced: whether all parameters are replaced before they are used, so that they are only
+        drawn if their module has such buffers.
 
     A user's own model already has values, so it is only moved to `device`. A model that has stored
     values reads them.
@@ -43,10 +48,15 @@ def materialise(model: nn.Module, device: torch.device, seed: int) -> None:
     if isinstance(model, HasStoredValues):
         model.read_values(device, seed)
         return
+    drawn = {
+        name
+        for name, module in model.named_modules()
+        if not is_replaced or any(buffer.is_meta for buffer in module.buffers(recurse=False))
+    }
     empty(model, device)
     for name, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False))
-        if own:
+        if own and name in drawn:
             draw(module, own, derive_seed("model", seed, name))
 
 

@@ -263,7 +263,7 @@ class Sharded(ModelParallel):
         per_rank = given.spec.parallel.stages_per_rank if mesh.sizes["pipeline"] > 1 else 1
         num_stages = mesh.sizes["pipeline"] * per_rank
         numbers = [mesh.at["pipeline"] + n * num_stages // per_rank for n in range(per_rank)]
-        stages = [_sharded_stage(given, mesh, context, number, num_stages) for number in numbers]
+        stages = [self._stage(mesh, context, number, num_stages) for number in numbers]
         model = stages[0] if num_stages == 1 else Stages(stages)
         parts = EngineParts(model, given.workload.loss_sum, given.autocast)
         rest = (mesh, lambda: given.page.is_asked_to_leave, self.narrowed)
@@ -275,6 +275,26 @@ class Sharded(ModelParallel):
             gradients = PipelineGradientEngine(self._pipeline, parts, *rest)
         update = ShardedOptimizerStep(model, gradients, given.spec.train, given.device)
         return model, gradients, update
+
+    def _stage(
+        self, mesh: Mesh, context: Context | None, number: int, num_stages: int
+    ) -> nn.Module:
+        given = self.given
+        model = copy.deepcopy(given.workload.model)
+        divisible = cast(ParallelizableModel, model)
+        if num_stages > 1:
+            divisible.keep_stage(number, num_stages)
+        if mesh.tensor is not None:
+            divisible.divide_matrices(mesh.tensor)
+        if context is not None:
+            divisible.divide_sequence(context)
+        prepare_blocks(model, given.spec.train)
+        if mesh.exchanging is not None:
+            _shard(model, mesh, mesh.exchanging, given.spec.parallel)
+        # `prepare` loads this rank's state in the previous group, unless a newer state is loaded.
+        has_state = self._parts is not None
+        materialise(model, given.device, given.spec.train.seed, is_replaced=has_state)
+        return model
 
     def data_part(self) -> DataPart:
         part = super().data_part()
@@ -289,24 +309,6 @@ class Sharded(ModelParallel):
 
     def predict(self, inputs: Tensor) -> Tensor | None:
         return super().predict(inputs) if self._pipeline is None else self._pipeline.predict(inputs)
-
-
-def _sharded_stage(
-    given: StrategyContext, mesh: Mesh, context: Context | None, number: int, num_stages: int
-) -> nn.Module:
-    model = copy.deepcopy(given.workload.model)
-    divisible = cast(ParallelizableModel, model)
-    if num_stages > 1:
-        divisible.keep_stage(number, num_stages)
-    if mesh.tensor is not None:
-        divisible.divide_matrices(mesh.tensor)
-    if context is not None:
-        divisible.divide_sequence(context)
-    prepare_blocks(model, given.spec.train)
-    if mesh.exchanging is not None:
-        _shard(model, mesh, mesh.exchanging, given.spec.parallel)
-    materialise(model, given.device, given.spec.train.seed)
-    return model
 
 
 def _shard(model: nn.Module, mesh: Mesh, exchanging: DeviceMesh, parallel: Parallel) -> None:
