@@ -127,7 +127,7 @@ def _weighed(part: Tensor, factors: Sequence[Tensor]) -> Tensor:
     of_rows: list[list[Tensor]] = [[] for _ in factors]
     block_rows = min(_BLOCK_ROWS.get(part.device.type, _ROWS), num_rows)
     wide, product = (rows.new_empty((block_rows, _WIDTH), dtype=torch.int64) for _ in range(2))
-    for block in rows.split(block_rows) if num_rows else ():
+    for block in torch.split(rows, block_rows) if num_rows else ():
         wide[: len(block)].copy_(block)
         for sums, columns in zip(of_rows, factors, strict=True):
             torch.mul(wide[: len(block)], columns, out=product[: len(block)])

@@ -60,6 +60,8 @@ has waited, so that the ranks do not communicate in every step."""
 WORTH_LOGGING = 1.5
 """Factor by which the interval must change before it is logged again."""
 NUM_SLOTS = 2
+SENDING_END_S = 0.5
+"""Number of seconds in which an operation of a broken group usually ends."""
 FINISH_LOOK_S = 0.01
 BUSY, FAILED, NO_MEMORY = 0, -1, -2
 """Numbers that a rank that can't begin a copy sends to the other ranks instead of its interval."""
@@ -119,12 +121,22 @@ class PeerMemory:
         """Join a group that was just formed. A collective operation."""
         if not self._applies:
             return
-        if self._sending is not None:  # ends, because the old group's connections are cut
-            self._sending.exception()
+        if self._sending is not None:
+            self._await_end_of(self._sending)
             self._sending = None
         self._rank, self._world_size, self._device = rank, world_size, device
         self._group = dist.new_group(backend="gloo", timeout=process_group.OPERATION_LIMIT)
         self._due, self._next_try, self._is_asked = None, 0, False
+
+    def _await_end_of(self, sending: Future[float]) -> None:
+        """Wait until nothing is being sent. If gloo does not end an operation of the broken group
+        (see `waiting_thread`), leave the memory that it uses to it."""
+        try:
+            sending.exception(SENDING_END_S)
+        except TimeoutError:
+            slot = 1 - self._next
+            self._slots[slot] = dict(self._slots[slot])
+            self._stagers[slot], self._kept_memory[slot] = Stager(), {}
 
     def agree(self) -> None:
         """Find the newest step to which all ranks can go back. A collective operation. All older
@@ -271,14 +283,14 @@ class PeerMemory:
     def _exchange(
         self, group: dist.ProcessGroup, slot: int, step: int, staged: StagedState
     ) -> None:
+        shares, memory = self._slots[slot], self._kept_memory[slot]
         staged.wait()
         own = PeerShare(
             self._rank, step, staged.tree, torch.frombuffer(staged.data, dtype=torch.uint8)
         )
-        self._slots[slot][self._rank] = own
+        shares[self._rank] = own
         faultpoint(FaultPoint.BEFORE_PEER_COPY, step)
         sources = [rank for rank, each in enumerate(self._keepers) if self._rank in each]
-        memory = self._kept_memory[slot]
 
         def memory_for(source: int, num_bytes: int) -> Tensor:
             number = sources.index(source)
@@ -289,7 +301,7 @@ class PeerMemory:
 
         sent = dict.fromkeys(self._keepers[self._rank], own)
         for share in exchange(group, sent, sources, memory_for):
-            self._slots[slot][share.rank] = share
+            shares[share.rank] = share
         faultpoint(FaultPoint.PEER_COPY_SENT, step)
 
     def step_took(self, step: int, seconds: float) -> None:

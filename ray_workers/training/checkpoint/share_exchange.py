@@ -18,9 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ray_workers.training.checkpoint import safetensors_layout
+from ray_workers.training.elastic import process_group
 
-CHUNK_BYTES = 16 << 20
-"""Maximum number of bytes in a message."""
 Holding = tuple[int, int]
 """(rank whose share is held, number of optimizer steps after which it was taken)"""
 
@@ -117,15 +116,17 @@ def _transfer(
     group: dist.ProcessGroup, sent: Mapping[int, Tensor], received: Mapping[int, Tensor]
 ) -> None:
     """Send and receive one-dimensional tensors, one message of each of them at a time."""
-    largest = max((each.nbytes for each in (*sent.values(), *received.values())), default=0)
-    for start in range(0, largest, CHUNK_BYTES):
-        works = []
-        for tensors, begin in ((sent, dist.isend), (received, dist.irecv)):
-            for rank, tensor in tensors.items():
-                at, size = start // tensor.itemsize, CHUNK_BYTES // tensor.itemsize
-                part = tensor[at : at + size]
-                if part.numel():
-                    works.append(begin(part, rank, group=group))
+    parts = [
+        (begin, rank, process_group.pieces(tensor))
+        for begin, tensors in ((dist.isend, sent), (dist.irecv, received))
+        for rank, tensor in tensors.items()
+    ]
+    for number in range(max((len(pieces) for _, _, pieces in parts), default=0)):
+        works = [
+            begin(pieces[number], rank, group=group)
+            for begin, rank, pieces in parts
+            if number < len(pieces) and pieces[number].numel()
+        ]
         for work in works:
             assert work is not None
             work.wait()

@@ -74,6 +74,13 @@ class PartsLostError(Exception):
         )
 
 
+class UnendingOperationError(Exception):
+    """Gloo does not end an operation of a broken group (see `elastic.waiting_thread`)."""
+
+    def __init__(self) -> None:
+        super().__init__("gloo did not end the operation in which the rank waited for a lost rank")
+
+
 class KeeperLostError(PartsLostError):
     """A rank's share of the state is in the memory of no remaining rank."""
 
@@ -112,7 +119,10 @@ class CorruptedReplicaError(ReplicasDifferError):
     """Like `ReplicasDifferError`, on a rank whose replica differs from a majority."""
 
 
-_LOSSES = (dist.DistNetworkError, dist.DistStoreError, PartsLostError, DeviceLostError)
+_LOSSES = (
+    *(dist.DistNetworkError, dist.DistStoreError),
+    *(PartsLostError, UnendingOperationError, DeviceLostError),
+)
 
 
 def cause_of(error: BaseException) -> Cause:

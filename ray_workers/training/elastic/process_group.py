@@ -19,6 +19,7 @@ from ray_workers.training.elastic.kept_groups import kept
 
 T = TypeVar("T")
 OPERATION_LIMIT = timedelta(hours=12)
+PIECE_BYTES = 1 << 20
 BROADCAST_BYTES = 16 << 20
 """Maximum total size, in bytes, of tensors that are sent together."""
 LOOK_S = 5e-5
@@ -114,6 +115,20 @@ def check_unbroken() -> None:
     """Raise DistBackendError if the operations of the current group were aborted."""
     if _broken.is_set() and dist.is_initialized():
         raise dist.DistBackendError("NCCL communicator was aborted, because the group is broken")
+
+
+def wait(works: list[dist.Work]) -> None:
+    """Wait for operations, which are removed from the list. A thread that waits here is one that
+    waits for its group (see `waiting_thread`)."""
+    while works:
+        works.pop().wait()
+
+
+def pieces(tensor: Tensor) -> Sequence[Tensor]:
+    """Return one-dimensional views of a contiguous tensor, of at most `PIECE_BYTES` each. For
+    messages in threads that can't be replaced (see `waiting_thread`): if a rank is lost during a
+    larger message, gloo often does not end the operation."""
+    return torch.split(tensor.view(-1), PIECE_BYTES // tensor.itemsize)
 
 
 def backend_of(device: torch.device) -> str:

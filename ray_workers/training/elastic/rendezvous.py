@@ -35,6 +35,7 @@ from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 from ray_workers.training.elastic import process_group
 from ray_workers.training.elastic.connections import Connections
 from ray_workers.training.elastic.state_transfer import everyones
+from ray_workers.training.elastic.waiting_thread import WaitingThread
 
 # Only the supervisor decides whether a round takes too long, because only the supervisor knows how
 # fast the machines are, and which ranks have died or are suspended. Therefore, the limits below
@@ -64,6 +65,9 @@ steps or because a neighbour has exited."""
 LOOKS_TO_LEAVE_TOGETHER = 40
 """Like `LOOKS_BEFORE_CUT`, if the ranks agree after which step they leave (`check_together`). If
 connections were cut during a step, the ranks could differ by this step."""
+LOOKS_BEFORE_HANDOVER = 4
+"""Another thread continues the training if, after the connections were cut, the training thread has
+stood still in an operation of the group in this number of consecutive polls."""
 
 
 NCCL_VARIABLES = {
@@ -125,6 +129,8 @@ class RendezvousHandler:
         )
         self._connections = Connections()
         self._watcher: threading.Thread | None = None
+        self._training = WaitingThread(threading.current_thread())
+        self._continued: Callable[[], None] | None = None
         self._store: Store | None = None
         """The store of this round."""
         self._is_without_group = False
@@ -194,6 +200,24 @@ class RendezvousHandler:
                 raise
             raise dist.DistStoreError(f"the group could not be formed: {error}") from error
 
+    def hand_over_to(self, continued: Callable[[], None]) -> None:
+        """Set a function that is called in another thread if the operation of a broken group in
+        which the training thread waits never ends. The function does not return."""
+        self._continued = continued
+
+    def park_if_replaced(self) -> None:
+        """Never return if another thread continues the training of the calling thread."""
+        if not self._training.is_current():
+            threading.Event().wait()
+
+    def _hand_over_if_stuck(self) -> None:
+        stood_still = self._training.num_looks_without_progress()
+        if self._continued is None or stood_still < LOOKS_BEFORE_HANDOVER:
+            return
+        thread = threading.Thread(target=self._continued, name="dray-training", daemon=True)
+        self._training = WaitingThread(thread)
+        thread.start()
+
     def _watch(self) -> None:
         """Cut this rank's connections when another round is announced, even while it waits for an
         unresponsive peer whose connections are intact, or for a peer that died before
@@ -214,6 +238,8 @@ class RendezvousHandler:
                     process_group.abort(lambda: self.may_abort and is_wanted())
                     if self.may_abort:
                         self._connections.cut(is_wanted)
+                    if self._device.type == "cpu":
+                        self._hand_over_if_stuck()
 
         self._watcher = threading.Thread(target=watch, name="dray-cutting", daemon=True)
         self._watcher.start()

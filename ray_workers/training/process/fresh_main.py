@@ -46,7 +46,7 @@ def main() -> int:
         masker = Masker(secrets)
         os.environ.update(secrets)
         os.environ.update(gpu_memory_cap.for_torch(_torch_version(), os.environ))
-        run_script(program, task, page)
+        run_script(program, task, page, end.after_error)
         train.wait_until_written(page.move)
         return 0
     except SystemExit as leaving:

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -56,7 +56,14 @@ def main(task: RankTask) -> int:
     end = RankEnd(task, cause_of, job_environment.masked, _has_code(task))
     try:
         page = _begin_page(task)
-        code = _train(task, page, end)
+    except BaseException as error:
+        return end.after_error(error)
+    return _code_of(lambda: _train(task, page, end), page, end)
+
+
+def _code_of(work: Callable[[], None], page: HeartbeatPage, end: RankEnd) -> int:
+    try:
+        code = _finished(work, end)
         if code == 0:
             train.wait_until_written(page.move)
         return code
@@ -67,27 +74,31 @@ def main(task: RankTask) -> int:
         flush_output()
 
 
-def _train(task: RankTask, page: HeartbeatPage, end: RankEnd) -> int:
+def _finished(work: Callable[[], None], end: RankEnd) -> int:
     try:
-        spec = JobSpec.model_validate(task.spec)
-        _enter(task, spec)
-        program = None if spec.script is None else _program(spec.script.for_rank(task.rank))
-        job_environment.enter(task, spec.environment, program)
-        if program is not None:
-            if 0 < (share := spec.resources.gpus_per_worker) < 1:
-                compat_torch.cap_memory_when_used(share)
-            # Seed the random generators, because all processes inherit the same state from the
-            # forkserver. A process that replaces this rank generates the same numbers.
-            seed_from("rank", task.job_id, task.attempt, task.rank)
-            run_script(program, task, page)
-        else:
-            with children_leave():  # a model from the job's code can fork
-                run_recipe(task, spec, page)
+        work()
     except Preempted:
         return LEFT_EXIT_CODE
     except SystemExit as leaving:
         return end.after_exit(leaving)
     return 0
+
+
+def _train(task: RankTask, page: HeartbeatPage, end: RankEnd) -> None:
+    spec = JobSpec.model_validate(task.spec)
+    _enter(task, spec)
+    program = None if spec.script is None else _program(spec.script.for_rank(task.rank))
+    job_environment.enter(task, spec.environment, program)
+    if program is not None:
+        if 0 < (share := spec.resources.gpus_per_worker) < 1:
+            compat_torch.cap_memory_when_used(share)
+        # Seed the random generators, because all processes inherit the same state from the
+        # forkserver. A process that replaces this rank generates the same numbers.
+        seed_from("rank", task.job_id, task.attempt, task.rank)
+        run_script(program, task, page, end.after_error)
+    else:
+        with children_leave():  # a model from the job's code can fork
+            run_recipe(task, spec, page, lambda work: os._exit(_code_of(work, page, end)))
 
 
 def _program(script: Script) -> Program:
@@ -199,8 +210,16 @@ def _begin_page(task: RankTask) -> HeartbeatPage:
     return page
 
 
-def run_recipe(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
-    """Train as this rank, or run a parameter server, until the job ends."""
+def run_recipe(
+    task: RankTask,
+    spec: JobSpec,
+    page: HeartbeatPage,
+    end_with: Callable[[Callable[[], None]], None] | None = None,
+) -> None:
+    """Train as this rank, or run a parameter server, until the job ends.
+
+    end_with: see `run`.
+    """
     assert spec.recipe is not None
     # An elastic group can have more ranks than `num_workers`, but has no servers.
     has_servers = isinstance(spec.sync, ParameterServer)
@@ -217,7 +236,7 @@ def run_recipe(task: RankTask, spec: JobSpec, page: HeartbeatPage) -> None:
             module_of(device).set_per_process_memory_fraction(share, 0)
     if isinstance(spec.model, Imported):
         sys.path.insert(0, task.work_dir)
-    run(task, spec, RECIPES[spec.recipe].build(spec, task.data_policy), page)
+    run(task, spec, RECIPES[spec.recipe].build(spec, task.data_policy), page, end_with)
 
 
 def _is_loopback(address: str) -> bool:

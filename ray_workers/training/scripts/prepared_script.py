@@ -28,7 +28,12 @@ from ray_workers.shared.heartbeat import (
     TimeCategory,
 )
 from ray_workers.training import devices
-from ray_workers.training.core.errors import RESUMES, CopiesDifferError, PartsLostError
+from ray_workers.training.core.errors import (
+    RESUMES,
+    CopiesDifferError,
+    PartsLostError,
+    UnendingOperationError,
+)
 from ray_workers.training.core.exits import Left
 from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 from ray_workers.training.elastic import process_group, state_transfer
@@ -79,13 +84,18 @@ class RankGroup:
     `train.prepare`, the rank joins each new group in later rounds, and leaves on SIGTERM unless the
     script handles this signal."""
 
-    def __init__(self, task: RankTask, page: HeartbeatPage) -> None:
+    def __init__(
+        self, task: RankTask, page: HeartbeatPage, report: Callable[[BaseException], int]
+    ) -> None:
+        """report: reports the error of the script, and returns the exit code of the process."""
         self._page = page
         self._task = task
         self._checkpoints: RankCheckpoints | None = None
         self._furthest_step = task.furthest_step
         self._device = torch.device(task.device)
         self._rendezvous = RendezvousHandler(task, page)
+        # Only this thread could continue the script, so the rank counts as lost itself.
+        self._rendezvous.hand_over_to(lambda: os._exit(report(UnendingOperationError())))
         self._must_wait = devices.is_gpu(self._device) and self._rendezvous.recovers
         """Whether operations might be aborted, so that their results are undefined."""
         self._may_abort(not devices.is_gpu(self._device))

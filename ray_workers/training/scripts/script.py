@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from dray.train.prepared.group import Group
 
 
+Report = Callable[[BaseException], int]
+
+
 @dataclass(frozen=True)
 class Program:
     """The program of one rank: a file or a module."""
@@ -41,16 +44,19 @@ class Program:
     """Whether the program is among the uploaded files, which are already in the job's directory."""
 
 
-def run_script(program: Program, task: RankTask, page: HeartbeatPage) -> None:
+def run_script(program: Program, task: RankTask, page: HeartbeatPage, report: Report) -> None:
     """Run the program in the job's directory. Raises EntrypointError if the program's file is
-    missing."""
+    missing.
+
+    report: reports an error of the script, and returns the exit code of the process.
+    """
     path = _enter(program, Path(task.work_dir))
     # Set sys.path[0] as `python file` and `python -m module` do.
     sys.path.insert(0, str(Path.cwd() if path is None else path.resolve().parent))
     refuse_mpi4py(task.world_size)
     keep_groups()
     script_time = ScriptTime(page, task.furthest_step)
-    with following(task, page):
+    with following(task, page, report):
         train.observe(script_time)
         with script_time.running(), children_leave():
             if path is not None:
@@ -88,7 +94,7 @@ def _program_of_the_node(entrypoint: str) -> Path:
 
 
 @contextmanager
-def following(task: RankTask, page: HeartbeatPage) -> Iterator[None]:
+def following(task: RankTask, page: HeartbeatPage, report: Report) -> Iterator[None]:
     """Context manager in which a script that calls `train.prepare` joins new groups in later
     rounds.
 
@@ -103,7 +109,7 @@ def following(task: RankTask, page: HeartbeatPage) -> Iterator[None]:
             from dray.train.prepared.group import group_of_environment
 
             return group_of_environment()
-        group = RankGroup(task, page)
+        group = RankGroup(task, page, report)
         ending.callback(group.close)
         return group
 

@@ -229,7 +229,7 @@ class Averaging:
             self._send(row, other, COPY_TAG)
         answer = [torch.empty_like(row) for row in offered]
         for row in answer:
-            dist.recv(row, other, self._group, tag=ANSWER_TAG)
+            self._receive(row, other, ANSWER_TAG)
         with self._copy.lock:
             if not self._is_abandoned:
                 self._copy.close(offered, answer)
@@ -244,7 +244,7 @@ class Averaging:
                 asking.discard(other)
                 continue
             for row in theirs:
-                dist.recv(row, other, self._group, tag=COPY_TAG)
+                self._receive(row, other, COPY_TAG)
             with self._copy.lock:
                 if self._is_abandoned:
                     return
@@ -253,7 +253,12 @@ class Averaging:
                 self._send(row, other, ANSWER_TAG)
 
     def _send(self, message: Tensor, other: int, tag: int) -> None:
-        dist.send(message, other, self._group, tag)
+        for piece in process_group.pieces(message):
+            dist.send(piece, other, self._group, tag)
+
+    def _receive(self, message: Tensor, other: int, tag: int) -> None:
+        for piece in process_group.pieces(message):
+            dist.recv(piece, other, self._group, tag=tag)
 
 
 class AveragedStep(OptimizerStep):

@@ -135,8 +135,7 @@ class Mixing:
 
     def finish(self) -> None:
         """Wait until the exchange is complete."""
-        while self._works:
-            self._works.pop().wait()
+        process_group.wait(self._works)
 
     @torch.no_grad()
     def apply(self) -> None:

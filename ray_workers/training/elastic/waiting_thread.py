@@ -1,0 +1,68 @@
+"""Detects that a thread waits for an operation of a broken gloo group that will never end.
+
+If a connection breaks while a message is being transferred, gloo does not wake the thread that
+waits for this message: `Pair::signalException` notifies only operations that have not begun (torch
+2.13). Most operations with messages above a few MB can therefore wait forever after the death of a
+peer: in a test with two ranks, a broadcast of 64 MB in 19 of 20 cases. A thread that waits in C++
+can't be woken, so another thread must continue its work or end the process.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import torch
+
+from ray_workers.training.elastic import process_group
+
+_TORCH = Path(torch.__file__).parent
+_WAITS_IN = tuple(
+    str(place)
+    for place in (
+        _TORCH / "distributed",
+        _TORCH / "autograd" / "graph.py",
+        _TORCH / "nn" / "parallel",
+        _TORCH / "_ops.py",
+        process_group.__file__,
+    )
+)
+"""Where a thread is while it waits for a group. A thread elsewhere, for example in a metric of the
+job's code, may wait for something that ends."""
+_BUT_NOT_IN = str(_TORCH / "distributed" / "checkpoint")
+
+
+class WaitingThread:
+    """A thread that is observed by another thread."""
+
+    def __init__(self, thread: threading.Thread) -> None:
+        self._thread = thread
+        self._seen: tuple[int, int, str] | None = None
+        self._num_same = 0
+
+    def is_current(self) -> bool:
+        return self._thread is threading.current_thread()
+
+    def num_looks_without_progress(self) -> int:
+        """Return the number of consecutive calls, including this one, in which the thread was in
+        the same operation of a group, and had used no CPU time since the call before."""
+        seen = self._observed()
+        self._num_same = self._num_same + 1 if seen is not None and seen == self._seen else 0
+        self._seen = seen
+        return self._num_same
+
+    def _observed(self) -> tuple[int, int, str] | None:
+        """Return the position in the code and the CPU time; None if the thread does not wait for a
+        group."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        if frame is None:
+            return None
+        name = frame.f_code.co_filename
+        if not name.startswith(_WAITS_IN) or name.startswith(_BUT_NOT_IN):
+            return None
+        try:
+            used = Path(f"/proc/self/task/{self._thread.native_id}/schedstat").read_text()
+        except OSError:
+            return None
+        return id(frame), frame.f_lasti, used
