@@ -10,7 +10,9 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Recovery:
     """Until the first step that had not been committed before. None if it was not observed."""
     whole_s: float | None = None
     """Until the first step of the rank's replacement. None if it was not observed."""
+    step_s: float | None = None
+    """Duration of a step before the kill, the median. None if less than two were observed."""
 
 
 def recovery(commits: Iterable[Commit], *, killed_at: float, killed_rank: int) -> Recovery | None:
@@ -57,6 +61,10 @@ def recovery(commits: Iterable[Commit], *, killed_at: float, killed_rank: int) -
     after = [commit for commit in ordered if commit.member not in broken]
     if not after:
         return None
+    times = [
+        commit.at for commit in ordered if commit.rank != killed_rank and commit.member in broken
+    ]
+    durations = [later - earlier for earlier, later in pairwise(times)]
     beyond = [commit.at - killed_at for commit in after if commit.step > reached]
     replaced = [commit.at - killed_at for commit in after if commit.rank == killed_rank]
     return Recovery(
@@ -64,6 +72,7 @@ def recovery(commits: Iterable[Commit], *, killed_at: float, killed_rank: int) -
         steps_lost=max(0, reached + 1 - after[0].step),
         caught_up_s=beyond[0] if beyond else None,
         whole_s=replaced[0] if replaced else None,
+        step_s=median(durations) if durations else None,
     )
 
 
