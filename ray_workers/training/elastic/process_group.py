@@ -125,9 +125,9 @@ def wait(works: list[dist.Work]) -> None:
 
 
 def pieces(tensor: Tensor) -> Sequence[Tensor]:
-    """Return one-dimensional views of a contiguous tensor, of at most `PIECE_BYTES` each. For
-    messages in threads that can't be replaced (see `waiting_thread`): if a rank is lost during a
-    larger message, gloo often does not end the operation."""
+    """Return one-dimensional views of a contiguous tensor, of at most `PIECE_BYTES` each. If a rank
+    is lost during a larger message, gloo often does not end the operation (see
+    `waiting_thread`)."""
     return torch.split(tensor.view(-1), PIECE_BYTES // tensor.itemsize)
 
 

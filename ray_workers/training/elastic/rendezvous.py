@@ -129,7 +129,7 @@ class RendezvousHandler:
         )
         self._connections = Connections()
         self._watcher: threading.Thread | None = None
-        self._training = WaitingThread(threading.current_thread())
+        self._training = WaitingThread(threading.get_ident(), threading.get_native_id())
         self._continued: Callable[[], None] | None = None
         self._store: Store | None = None
         """The store of this round."""
@@ -215,8 +215,8 @@ class RendezvousHandler:
         if self._continued is None or stood_still < LOOKS_BEFORE_HANDOVER:
             return
         thread = threading.Thread(target=self._continued, name="dray-training", daemon=True)
-        self._training = WaitingThread(thread)
         thread.start()
+        self._training = WaitingThread(thread.ident, thread.native_id)
 
     def _watch(self) -> None:
         """Cut this rank's connections when another round is announced, even while it waits for an

@@ -94,7 +94,8 @@ def gather(
         tensors: list[Tensor] = []
         dist.send_object_list([_outlined(state(), tensors)], dst=first, device=device)
         for piece in _pieces(tensors):
-            dist.send(_packed(piece, device), dst=first)
+            for part in process_group.pieces(_packed(piece, device)):
+                dist.send(part, dst=first)
         return []
     received = [_received(source, device) for source in others]
     process_group.wait_for_results(device)
@@ -108,7 +109,8 @@ def _received(source: int, device: torch.device) -> dict[str, Any]:
     for piece in _pieces(tensors):
         size = sum(tensor.numel() for tensor in piece)
         flat = torch.empty(size, dtype=piece[0].dtype, device=device)
-        dist.recv(flat, src=source)
+        for part in process_group.pieces(flat):
+            dist.recv(part, src=source)
         _unpack(flat, piece)
     rebuilt: dict[str, Any] = _rebuilt(outline[0], iter(tensors))
     return rebuilt
@@ -166,7 +168,8 @@ def _broadcast_together(
     flat = _packed(tensors, device)
     if flat.numel() == 0:
         return
-    dist.broadcast(flat, src=source, group=group)
+    for part in process_group.pieces(flat):
+        dist.broadcast(part, src=source, group=group)
     if rank != source and len(tensors) > 1:
         _unpack(flat, tensors)
 

@@ -36,13 +36,13 @@ _BUT_NOT_IN = str(_TORCH / "distributed" / "checkpoint")
 class WaitingThread:
     """A thread that is observed by another thread."""
 
-    def __init__(self, thread: threading.Thread) -> None:
-        self._thread = thread
+    def __init__(self, ident: int | None, native_id: int | None) -> None:
+        self._ident, self._native_id = ident, native_id
         self._seen: tuple[int, int, str] | None = None
         self._num_same = 0
 
     def is_current(self) -> bool:
-        return self._thread is threading.current_thread()
+        return self._ident == threading.get_ident()
 
     def num_looks_without_progress(self) -> int:
         """Return the number of consecutive calls, including this one, in which the thread was in
@@ -55,14 +55,14 @@ class WaitingThread:
     def _observed(self) -> tuple[int, int, str] | None:
         """Return the position in the code and the CPU time; None if the thread does not wait for a
         group."""
-        frame = sys._current_frames().get(self._thread.ident or 0)
+        frame = sys._current_frames().get(self._ident or 0)
         if frame is None:
             return None
         name = frame.f_code.co_filename
         if not name.startswith(_WAITS_IN) or name.startswith(_BUT_NOT_IN):
             return None
         try:
-            used = Path(f"/proc/self/task/{self._thread.native_id}/schedstat").read_text()
+            used = Path(f"/proc/self/task/{self._native_id}/schedstat").read_text()
         except OSError:
             return None
         return id(frame), frame.f_lasti, used
