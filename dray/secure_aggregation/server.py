@@ -267,7 +267,7 @@ class MaskingServer:
         found = ConsistencyCodes.from_bytes(message, client)
         if found.codes.keys() != {*self._survivors} - {client}:
             raise MessageRefused(
-                client, "the message must contain exactly one code for each other survivor"
+                client, "the message must contain exactly one code for each of the other survivors"
             )
         if not {*(found.unusable or ())} <= self._shared.keys() - {client}:
             raise MessageRefused(

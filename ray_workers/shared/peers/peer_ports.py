@@ -25,7 +25,8 @@ class ReservedPort:
     that contains the port number; only one process at a time can own a name. The kernel frees the
     name when the process ends. The second socket is bound to the port but never listens, so that
     programs other than dray get another port. A server that sets SO_REUSEPORT can listen on the
-    port while it is bound; for other servers, such as TensorFlow's, the port must be unbound first.
+    port while this socket holds it; for other servers, such as TensorFlow's, the socket must be
+    closed first.
     The port is outside the range that the kernel assigns to connections, so only a program that
     requests this specific port could take it while it is unbound.
     """

@@ -91,7 +91,7 @@ def test_codes_and_revealed_shares() -> None:
     refused(
         played,
         ConsistencyCodes(codes=without).to_bytes(),
-        "the message must contain exactly one code for each other survivor",
+        "the message must contain exactly one code for each of the other survivors",
     )
     played.server.receive(NAME, played.server.phase, answer.to_bytes())
     played.phase(lost=[NAME])

@@ -116,7 +116,7 @@ class Rank(NamedTuple):
 
 
 class Fronts:
-    """The queues and priorities in which jobs were moved to the front."""
+    """The pairs of queue and priority for which jobs were moved to the front."""
 
     def __init__(self, waiting: Iterable[tuple[str, Rank]]) -> None:
         """`waiting` contains the queue and the rank of each job that could start."""
