@@ -61,8 +61,12 @@ class WaitingThread:
         name = frame.f_code.co_filename
         if not name.startswith(_WAITS_IN) or name.startswith(_BUT_NOT_IN):
             return None
+        here = Path(f"/proc/self/task/{self._native_id}")
         try:
-            used = Path(f"/proc/self/task/{self._native_id}/schedstat").read_text()
+            used = (here / "schedstat").read_text()
+            state = (here / "stat").read_bytes().rpartition(b")")[2].split()[0]
         except OSError:
+            return None
+        if state != b"S":  # for example, it waits for a CPU
             return None
         return id(frame), frame.f_lasti, used

@@ -80,6 +80,25 @@ def test_the_ranks_that_wait_for_the_rest_of_a_message_continue(
     assert continued == ([] if in_copy else others)
 
 
+def _lose_twice(task: RankTask, folder: Path) -> None:
+    _lose(task, FaultPoint.BEFORE_OPTIMIZER, STEP, folder)
+    if task.rank != LOST and task.incarnation == 0:
+        arm(FaultPoint.BEFORE_OPTIMIZER, _receive, at_step=STEP + 3)
+    elif task.incarnation == 1:
+        arm(FaultPoint.BEFORE_OPTIMIZER, _send_and_die, at_step=STEP + 3)
+
+
+def test_a_rank_continues_in_another_thread_again(tmp_path: Path) -> None:
+    alone, home = tmp_path / "alone", tmp_path / "home"
+    for folder in (alone, home):
+        folder.mkdir()
+    assert run_ranks(alone, small(2), world_size=2) == [0, 0]
+    before = functools.partial(_lose_twice, folder=home)
+    codes = run_ranks(home, small(2), world_size=2, before=before, recovers=True)
+    assert (codes, replaced(home)) == ([0, 0], [LOST, LOST])
+    assert_same(weights(home), weights(alone))
+
+
 def test_a_rank_of_a_script_that_waits_for_the_rest_of_a_message_is_lost_as_well(
     tmp_path: Path,
 ) -> None:
