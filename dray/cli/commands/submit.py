@@ -103,7 +103,9 @@ def submit(
     deadline: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="Cancel the job if it has not ended at this time; like --begin."
+            metavar="TIME",
+            help="Cancel the job if it has not ended by this time, given in the same form as "
+            "--begin.",
         ),
     ] = None,
     singleton: Annotated[

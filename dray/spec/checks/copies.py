@@ -81,8 +81,8 @@ def check_comparison(spec: JobSpec) -> None:
     if spec.parallel.auto:
         raise wrong(
             at,
-            "requires axes that are numbers, because `auto` might choose a division without "
-            "replicas: set parallel.data to 2 or more",
+            "requires numbers as the sizes of the axes, because `auto` might choose a division "
+            "without replicas: set parallel.data to 2 or more",
         )
     if spec.num_replicas < 2:
         how = "parallel.data" if spec.is_divided else "resources.num_workers"
@@ -95,7 +95,7 @@ def why_no_state_in_memory(spec: JobSpec) -> str | None:
     if spec.script is not None:
         return "is only for recipes: scripts resume from a checkpoint"
     if spec.parallel.auto:
-        return "requires the axes of parallel, instead of parallel: auto"
+        return "requires explicit sizes for the axes of parallel, instead of parallel: auto"
     if not spec.is_divided:
         return (
             "is only for models that are divided among workers (parallel.shard, tensor, context "
@@ -124,8 +124,8 @@ def check_in_memory(spec: JobSpec) -> None:
     if asked.copies >= num_workers:
         raise wrong(
             f"{at}/copies",
-            f"is {asked.copies}, but each worker has only {num_workers - 1} other workers: set it "
-            f"to {num_workers - 1} or less",
+            f"is {asked.copies}, but there are only {num_workers - 1} other workers to keep a "
+            f"worker's copies: set it to {num_workers - 1} or less",
         )
 
 

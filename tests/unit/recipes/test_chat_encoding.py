@@ -127,11 +127,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no role": ({"messages": ["hello", ANSWER]}, "message 1: has the role 'hello'"),
     "a late system message": (
         {"messages": [USER, {**USER, "role": "system"}, ANSWER]},
-        "has its system message as number 2",
+        "has a system message as message number 2",
     ),
     "a tool without a call": (
         {"messages": [USER, {**USER, "role": "tool"}, ANSWER]},
-        "role tool as number 2",
+        "role tool as message number 2",
     ),
     "an empty answer": ({"messages": [USER, {**ANSWER, "content": ""}]}, "is an empty answer"),
     "content that is a number": (

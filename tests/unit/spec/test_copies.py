@@ -26,7 +26,7 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
     (CUSTOM, "/sync/edges", "is required with `graph: custom`"),
     ({"edges": [[0, 1]]}, "/sync/edges", "is required with `graph: custom`"),
     (CUSTOM | {"edges": [[0, 1], [2, 3]]}, "/sync/edges", "no path leads from rank 0 to rank 2"),
-    (CUSTOM | {"edges": [[0, 1], [1, 4]]}, "/sync/edges/1", "names rank 4, but the ranks are 0"),
+    (CUSTOM | {"edges": [[0, 1], [1, 4]]}, "/sync/edges/1", "contains rank 4, but the ranks are 0"),
     (CUSTOM | {"edges": [[1, 1]]}, "/sync/edges/0", "connects a rank to itself"),
     (CUSTOM | {"edges": [[0, -1]]}, "/sync/edges/0/1", "greater than or equal to 0"),
     (
