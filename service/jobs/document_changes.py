@@ -199,7 +199,7 @@ def refuse_used_up(row: JobRow, max_runtime_s: float | None, used_s: float) -> N
         raise Unsatisfiable(
             f"is {max_runtime_s}, but the job has already run for {used_s:.0f} s",
             pointer="/document/max_runtime_s",
-            hint=f"use a longer time, or `dray cancel {row.id}`",
+            hint=f"use a longer time, or cancel the job with `dray cancel {row.id}`",
         )
 
 

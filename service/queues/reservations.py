@@ -231,7 +231,9 @@ def _refuse_deadline(found: ReservationRules, spec: JobSpec, before: JobRow | No
     )
     hint = "give a later deadline, or leave the field out"
     if left_s > 0:
-        message = f"{message}, and with max_runtime_s: {limit_s} the job might run until later"
+        message = (
+            f"{message}, and with max_runtime_s: {limit_s} the job might run past its deadline"
+        )
         hint = f"{hint}; or lower max_runtime_s"
     raise ReservationUnfit(message, pointer="/deadline", hint=hint)
 

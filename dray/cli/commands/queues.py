@@ -292,7 +292,8 @@ def _bound(bound: QueueBound) -> str:
             f"{bound.left:g} more jobs, according to max_running of {bound.queue} ({bound.most:g})"
         )
     left, most = (_all_amounts({bound.resource: each}) for each in (bound.left, bound.most))
-    return f"{left} more, according to the {rules.get(bound.rule, bound.rule)} of {bound.queue} ({most})"
+    rule = rules.get(bound.rule, bound.rule)
+    return f"{left} more, according to the {rule} of {bound.queue} ({most})"
 
 
 def _user_weights(queue: Queue) -> list[tuple[str, object]]:

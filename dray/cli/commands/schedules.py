@@ -36,7 +36,7 @@ Words = Annotated[
 ]
 Zone = Annotated[
     str | None,
-    typer.Option(metavar="ZONE", help="Time zone of the times, such as Europe/Berlin."),
+    typer.Option(metavar="ZONE", help="Time zone of the scheduled times, such as Europe/Berlin."),
 ]
 OverlapRule = Annotated[
     str | None,

@@ -86,7 +86,8 @@ def submit(
         list[str] | None,
         typer.Option(
             metavar="ARRAY",
-            help="Start each job of the new array once the job with the same index has succeeded.",
+            help="Start each job of the new array once the job with the same index in this array "
+            "has succeeded.",
         ),
     ] = None,
     reservation: Annotated[

@@ -85,7 +85,9 @@ def check_batch_range(spec: JobSpec) -> None:
         )
     if spec.num_spares:
         raise wrong(
-            at, "can't be combined with elastic.spares: a job with spares is not sized by its speed"
+            at,
+            "can't be combined with elastic.spares: the size of a job with spares does not "
+            "depend on its speed",
         )
     if not spec.train.measure_noise:
         raise wrong(

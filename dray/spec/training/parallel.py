@@ -126,7 +126,7 @@ class Parallel(Document):
                 what = f"is {self.num_parts}"
             else:
                 product = " x ".join(f"{axis} {getattr(self, axis)}" for axis in used)
-                what = f"makes the product {self.num_parts} ({product})"
+                what = f"results in the product {self.num_parts} ({product})"
             enough = -(-num_workers // self.num_parts) * self.num_parts
             message = (
                 f"{what}, which does not divide resources.num_workers ({num_workers}): set "

@@ -252,7 +252,7 @@ def _stored(base: BaseModel, lm: nn.Module) -> dict[str, Stored]:
     if missing:
         raise broken(
             base.location,
-            f"lacks the weights {listed(missing)}, which a {type(lm).__name__} with its "
+            f"lacks the weights {listed(missing)}, which a {type(lm).__name__} with this "
             "config.json has",
         )
     for name, parameter in parameters.items():

@@ -31,7 +31,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             divided_gpt({"tensor": 2, "pipeline": 3}),
             "/parallel/pipeline",
-            "makes the product 6 (tensor 2 x pipeline 3), which does not divide "
+            "results in the product 6 (tensor 2 x pipeline 3), which does not divide "
             "resources.num_workers (4): set num_workers to 6, or pipeline to 4",
         ),
         (divided({"shard": 2, "data": 4}), "/parallel/data", "so data must be 2"),
