@@ -137,10 +137,10 @@ class ExampleEncoder:
         if not until.startswith(before) or not text.startswith(until):
             raise broken(
                 location,
-                f"can't be divided into prompts and answers: the chat template renders the "
-                f"messages up to number {number + 1} differently if other messages follow. Mark "
-                "the answers in the template with {% generation %} and {% endgeneration %}, set "
-                "the weight of all answers except the last to 0, or set method.loss to all",
+                "can't be divided into prompts and answers: the chat template renders the first "
+                f"{number + 1} messages differently if other messages follow. Mark the answers in "
+                "the template with {% generation %} and {% endgeneration %}, set the weight of all "
+                "answers except the last to 0, or set method.loss to all",
             )
         return len(before), len(until)
 

@@ -191,7 +191,7 @@ def test_a_template_that_changes_earlier_answers_is_refused() -> None:
         "{{ m.content if loop.last or m.role == 'user' else m.content[:1] }};{% endfor %}"
     )
     messages = [USER, ANSWER, USER, ANSWER]
-    with pytest.raises(DataError, match=r"messages up to number 2 differently.*generation"):
+    with pytest.raises(DataError, match=r"the first 2 messages differently.*generation"):
         encode(tiny.tokenizer(template), {"messages": messages})
     assert all(encode(tiny.tokenizer(template), {"messages": messages}, loss="all").counts)
     messages[1] = {**ANSWER, "weight": 0}

@@ -202,7 +202,7 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
         (
             served(6, servers=2) | {"train": {"global_batch_size": 3}},
             "/train/global_batch_size",
-            "is 3, less than one sample for each of 4 workers",
+            "is 3, which is less than one sample for each of the 4 workers",
         ),
         (
             images(sync={"compression": {"name": "fp16", "ratio": 0.1}}),
