@@ -134,8 +134,8 @@ class JobChangeRequest(PositionChange):
                 raise wrong(
                     f"/document/{field}",
                     "can't be changed after the submission; only "
-                    f"{', '.join(DocumentChanges.model_fields)} can: submit a new job instead, "
-                    "for example with `dray submit --like`",
+                    f"{', '.join(DocumentChanges.model_fields)} can be changed: submit a new job "
+                    "instead, for example with `dray submit --like`",
                 )
         return given
 

@@ -106,7 +106,10 @@ class ReservationRequest(Document):
             if self.maintenance and getattr(self, name):
                 raise wrong(f"/{name}", "can't be combined with maintenance")
         if self.maintenance and self.at_end != "continue":
-            raise wrong("/at_end", "can't be combined with maintenance: no jobs run in it")
+            raise wrong(
+                "/at_end",
+                "can't be combined with maintenance: no jobs run in a reservation for maintenance",
+            )
         return self
 
 

@@ -28,7 +28,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "forbidden": {
         "detail": "this server does not accept requests for the host 'evil.example.org'",
         "hint": (
-            "call the server as localhost or by its IP address, or add the host to "
+            "use localhost or the server's IP address in the URL, or add the host to "
             "DRAY_ALLOWED_HOSTS"
         ),
     },
@@ -73,7 +73,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "too_many_webhooks": {
         "detail": "ann has 20 webhooks, the maximum per user",
-        "hint": "delete a webhook that is no longer needed: `dray webhook ls` lists them",
+        "hint": "delete a webhook that is no longer needed: `dray webhook ls` lists your webhooks",
     },
     "schedule_not_found": {
         "detail": "there is no schedule nightly",
@@ -170,7 +170,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": "5 jobs of ann wait in the queue 'night', which is the maximum that a user "
         "may have",
         "pointer": "/queue",
-        "hint": "submit the job when a waiting job has started, or choose another queue",
+        "hint": "wait until one of the waiting jobs has started, or choose another queue",
     },
     "queue_in_use": {
         "detail": "3 jobs in the queue 'night' have not ended",

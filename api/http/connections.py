@@ -230,7 +230,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def give_way(self) -> None:
         """Close this connection, to make space for another one."""
         if self._begun and not self._refused:
-            detail = "too many connections are open, and this one was slow to send its request"
+            detail = (
+                "too many connections are open, and this connection was slow to send its request"
+            )
             self.transport.write(_answer("unavailable", detail))
         if self.transport.get_write_buffer_size():
             self.transport.abort()  # the caller is not reading its response
@@ -307,7 +309,7 @@ def _ambiguous_host(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> st
     if b"://" in target.partition(b"?")[0]:  # in absolute form
         netloc = urlsplit(target.lower()).netloc
         if netloc and hosts and netloc != hosts[0]:
-            return "the request is addressed to a different host than the one in its Host header"
+            return "the URL of the request and its Host header name different hosts"
     return None
 
 

@@ -126,8 +126,8 @@ def _of_queues(watched: Watched) -> Iterator[Family]:
     }
     yield _gauge(
         "dray_queue_oldest_seconds",
-        "Time since the submission or the begin time of the oldest waiting job of a queue, not "
-        "counting held jobs and jobs that wait for other jobs or their begin times.",
+        "Time since the oldest waiting job of a queue was submitted, or since its begin time. Held "
+        "jobs, and jobs that wait for other jobs or for their begin times, do not count.",
         ages,
         "queue",
     )

@@ -160,7 +160,8 @@ def _refuse_client(request: Request) -> None:
     """
     if (_token(request) or "").startswith(JOIN_TOKEN):
         detail = (
-            "the token belongs to a client of a federated job, and is valid only for its rounds"
+            "the token belongs to a client of a federated job, and is valid only for the rounds of "
+            "this job"
         )
         raise Refused("forbidden", detail, None, "send your own token instead, or no token")
 

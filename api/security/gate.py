@@ -42,7 +42,7 @@ class Gate:
             return Refused(
                 "forbidden",
                 f"this server does not accept requests for the host {host[:255]!r}",
-                hint="call the server as localhost or by its IP address, or add the host to "
+                hint="use localhost or the server's IP address in the URL, or add the host to "
                 "DRAY_ALLOWED_HOSTS",
             )
         if self._checks_origins and not self._answers_page(headers, host):

@@ -86,7 +86,7 @@ class Call:
 def _as_json(value: object) -> str:
     if isinstance(value, datetime):
         return value.isoformat()
-    raise TypeError(f"{type(value).__name__} is not a type of JSON")
+    raise TypeError(f"{type(value).__name__} is not a JSON type")
 
 
 def _not_finite(value: Any) -> str | None:
@@ -203,7 +203,7 @@ def present(**values: Any) -> dict[str, Any]:
 def segment(name: str) -> str:
     """Return `name` quoted as one segment of a path."""
     if name in ("", ".", ".."):
-        raise ValueError(f"{name!r} can't be a part of a URL")
+        raise ValueError(f"{name!r} can't be part of a URL")
     return quote(name, safe="")
 
 

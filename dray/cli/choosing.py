@@ -35,7 +35,7 @@ States = Annotated[
 ]
 Everything = Annotated[bool, typer.Option("--all", help="Select all jobs.")]
 Owner = Annotated[
-    str, typer.Option(help="Unless jobs are named, select only this owner's jobs; @me means you.")
+    str, typer.Option(help="If no jobs are named, select only this owner's jobs; @me means you.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")]
 

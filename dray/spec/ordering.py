@@ -36,7 +36,9 @@ class After(Document):
     @model_validator(mode="after")
     def _each_of_an_array(self) -> Self:
         if self.each and not self.job.startswith("array-"):
-            raise ValueError(f"each: true requires the id of an array, not of {self.job}")
+            raise ValueError(
+                f"each: true requires the id of an array, but {self.job} is not the id of an array"
+            )
         return self
 
 

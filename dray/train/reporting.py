@@ -162,7 +162,7 @@ def _check_size(target: str, size: int) -> None:
     limit = int(os.environ.get("DRAY_OUTPUT_LIMIT_BYTES", 0))
     others = sum(saved for name, saved in _saved_bytes.items() if name != target)
     if limit and others + size > limit:
-        before = f" after {others:,} bytes of other artifacts" if others else ""
+        before = f" in addition to {others:,} bytes of other artifacts" if others else ""
         raise ValueError(
             f"the artifact {target} has {size:,} bytes{before}; the total size of a rank's "
             f"artifacts is limited to {limit:,} bytes (DRAY_OUTPUT_LIMIT_BYTES)"

@@ -37,7 +37,7 @@ class AttemptResidue:
             reasons.append(f"still alive after SIGKILL: {shown}{more}")
         for gpu, amount in self.gpu_bytes.items():
             size = f"{amount / 2**20:.0f} MiB" if amount else "memory"
-            reasons.append(f"GPU {gpu}: {size} still held for dead processes")
+            reasons.append(f"GPU {gpu}: {size} still allocated to processes that have ended")
         return "; ".join(reasons) or "nothing remains"
 
 

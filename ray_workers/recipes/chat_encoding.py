@@ -128,18 +128,19 @@ class ExampleEncoder:
         if number == 0:
             raise broken(
                 location,
-                "begins with an answer, and without {% generation %} in the chat template, it is "
-                "unknown where its header ends: put a message before it, or set its weight to 0",
+                "begins with an answer. Without {% generation %} in the chat template, dray does "
+                "not know where the answer's header ends: put a message before the answer, or set "
+                "its weight to 0",
             )
         before, _ = self._rendered(location, messages[:number], tools, template, is_prompt=True)
         until, _ = self._rendered(location, messages[: number + 1], tools, template)
         if not until.startswith(before) or not text.startswith(until):
             raise broken(
                 location,
-                f"can't be divided into prompts and answers: the chat template renders the "
-                f"messages up to number {number + 1} differently if other messages follow. Mark "
-                "the answers in the template with {% generation %} and {% endgeneration %}, set "
-                "the weight of all answers except the last to 0, or set method.loss to all",
+                "can't be divided into prompts and answers: the chat template renders the first "
+                f"{number + 1} messages differently if other messages follow. Mark the answers in "
+                "the template with {% generation %} and {% endgeneration %}, set the weight of all "
+                "answers except the last to 0, or set method.loss to all",
             )
         return len(before), len(until)
 
@@ -195,16 +196,21 @@ def _checked(location: str, given: Any) -> list[Message]:
         raise broken(location, "has no answer: no message has the role assistant")
     if roles[-1] != "assistant":
         raise broken(
-            location, f"ends with a message of the role {roles[-1]}: the last must be an answer"
+            location,
+            f"ends with a message of the role {roles[-1]}: the last message must be an answer",
         )
     for number, (before, role) in enumerate(zip([None, *roles], roles, strict=False), start=1):
         if role in ("system", "developer") and number > 1:
-            raise broken(location, f"has its {role} message as number {number}: it must be first")
+            raise broken(
+                location,
+                f"has a {role} message as message number {number}: a {role} message must be the "
+                "first message",
+            )
         if role == "tool" and before not in ("assistant", "tool"):
             raise broken(
                 location,
-                f"has a message of the role tool as number {number}, which does not follow a call "
-                "of the assistant",
+                f"has a message of the role tool as message number {number}, which must follow a "
+                "call by the assistant",
             )
     if all(m.get("weight") == 0 for m in messages if m["role"] == "assistant"):
         raise broken(location, "has no answer that counts: all have the weight 0")
@@ -214,7 +220,9 @@ def _checked(location: str, given: Any) -> list[Message]:
 def _message(location: str, given: Any) -> Message:
     if not isinstance(given, dict) or given.get("role") not in ROLES:
         role = given.get("role") if isinstance(given, dict) else given
-        raise broken(location, f"has the role {shortened(role)}; roles are {listed(ROLES)}")
+        raise broken(
+            location, f"has the role {shortened(role)}; the supported roles are {listed(ROLES)}"
+        )
     content = given.get("content")
     if isinstance(content, list):
         if not all(isinstance(one, dict) and isinstance(one.get("text"), str) for one in content):

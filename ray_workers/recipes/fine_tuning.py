@@ -201,7 +201,10 @@ def _shown(examples: Examples, number: int, tokenizer: Any) -> str:
             parts.append(f"«{text}»" if counts[start] else text)
             start = end
     rest = "" if len(ids) <= MAX_SHOWN_TOKENS else f" … and {len(ids) - MAX_SHOWN_TOKENS:,} more"
-    about = f"example {number + 1:,}: {len(ids):,} tokens, of which {sum(counts):,} count (in «»): "
+    about = (
+        f"example {number + 1:,}: {len(ids):,} tokens, of which {sum(counts):,} count in the loss "
+        "(marked with «»): "
+    )
     return printable(f"{about}{''.join(parts)}{rest}")
 
 

@@ -110,7 +110,7 @@ def _name_of_round(name: str, info: ValidationInfo) -> str:
 def _awaited(value: str) -> str:
     """Reject unknown values, because the value becomes part of a path."""
     if value not in (UPDATE, *MaskingPhase):
-        raise ValueError(f"not a type of message that clients can send: {value!r}")
+        raise ValueError(f"clients can't send messages of the type {value!r}")
     return value
 
 

@@ -16,8 +16,7 @@ REMARKS: Final[Mapping[str, str]] = {
     "budget": "The budget of the queue is exhausted, or is available again.",
     "changed": "A user changed fields of the job's document.",
     "changing_batch": "The group continues with a different global batch size on the same slots.",
-    "checkpoints_found": "The service found committed checkpoints that had not been reported by "
-    "any rank.",
+    "checkpoints_found": "The service found committed checkpoints that no rank had reported.",
     "clients_left_out": "Clients lied in secure aggregation, and are excluded from later rounds.",
     "divergence": "The training is diverging: a monitored value is not finite.",
     "drill": "A drill is waiting for its step, has injected its fault, has passed or has failed.",
@@ -40,8 +39,9 @@ REMARKS: Final[Mapping[str, str]] = {
     "metric_keys_limit": "The job reports too many different metrics. The newest metrics are not "
     "stored.",
     "metric_steps_repeated": "A metric was reported again for a step that already has a value.",
-    "no_memory_copies": "Copies of a divided model's state do not fit in memory, so none are kept.",
-    "node_check": "A node on which the job lost a rank was tested before it gets work again.",
+    "no_memory_copies": "Copies of a divided model's state do not fit in memory, so no copies are "
+    "kept.",
+    "node_check": "A node on which the job lost a rank was tested, before it could get work again.",
     "preempting": "The job was asked to save a checkpoint and release its slots.",
     "queue": "A user held, released or moved the waiting job, or changed its priority.",
     "recall_unanswered": "The group did not release the slots that it was asked to release.",

@@ -123,11 +123,14 @@ def why_not_withheld(
     if hostname in by_tests:
         return None
     if not set(hosts) - {hostname} - set(withheld):
-        return "no other node could get its work"
+        return "no other node could take over its work"
     most = max(1, len(set(hosts) | {hostname}) // WITHHELD_SHARE)
     if len(by_tests) >= most:
         nodes = "1 node" if most == 1 else f"{most} nodes"
-        return f"self-tests withhold at most {nodes} of this cluster, and already do"
+        return (
+            f"self-tests can withhold at most {nodes} of this cluster, and this number is already "
+            "withheld"
+        )
     return None
 
 

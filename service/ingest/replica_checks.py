@@ -32,7 +32,9 @@ def take(
         named = ", ".join(_named(one) for one in report.culprits)
         found += f"; different from the majority: {named}"
     else:
-        found += "; no majority of them was equal, so the wrong replica is not known"
+        found += (
+            "; no majority of the replicas was equal, so it is not known which replica is wrong"
+        )
     last = attempt.checked_step
     found += (
         "; no earlier comparison of this attempt showed equal replicas"

@@ -71,8 +71,8 @@ def _goes_on(
     value = "no number" if reached.value is None else f"{reached.value:.6g}"
     message = (
         f"stopped early at step {reached.step}: {ranked.num_better} of {ranked.num_judged - 1} "
-        f"trials that reached this step before had a better {sweep.metric} than {value}, and "
-        f"only the best 1 in {eta} continues"
+        f"trials that reached this step earlier had a better {sweep.metric} than {value}, and only "
+        f"the best 1 in {eta} continues"
     )
     data = {"step": reached.step, "rung": reached.rung, "value": reached.value}
     move(session, job, Trigger.CANCEL, code=STOPPED_EARLY, message=message, now=now, data=data)

@@ -145,8 +145,8 @@ def _refuse_late(session: Session, row: JobRow, new: NewDocument) -> None:
     if row.array_id is not None:
         if sweeps_repository.parameters(session, [row.id]).get(row.id, {}) is None:
             raise JobNotWaiting(
-                f"the trial {row.id} gets its parameter values when it starts, and its document "
-                "with them, so the document can't be changed before",
+                f"the trial {row.id} gets its parameter values and its document when it starts, so "
+                "the document can't be changed before the start",
                 pointer="/document",
             )
         if "after" in new.patch:
@@ -199,7 +199,7 @@ def refuse_used_up(row: JobRow, max_runtime_s: float | None, used_s: float) -> N
         raise Unsatisfiable(
             f"is {max_runtime_s}, but the job has already run for {used_s:.0f} s",
             pointer="/document/max_runtime_s",
-            hint=f"use a longer time, or `dray cancel {row.id}`",
+            hint=f"use a longer time, or cancel the job with `dray cancel {row.id}`",
         )
 
 

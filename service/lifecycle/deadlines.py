@@ -33,7 +33,7 @@ def refuse_missed(spec: JobSpec, now: datetime, *, has_started: bool = False) ->
     if limit_s is not None and (spec.deadline - begins_at).total_seconds() < limit_s:
         raise Unsatisfiable(
             f"this job could never start: its deadline is {shown(spec.deadline)}, but with "
-            f"max_runtime_s: {limit_s} it might run until later",
+            f"max_runtime_s: {limit_s} the job might run past its deadline",
             pointer="/deadline",
             hint=f"{hint}; or lower max_runtime_s",
         )

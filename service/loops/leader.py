@@ -153,7 +153,7 @@ class Leader:
                 task.cancel()
             await asyncio.gather(*self.tasks, return_exceptions=True)
             self.tasks = []
-        logger.warning("%s lost the lease of the loops and is stopping them", self.name)
+        logger.warning("%s lost the lease to run the loops, and is stopping them", self.name)
         self.lease = None
 
     async def _keep(self, database: LoopDatabase) -> None:

@@ -140,7 +140,7 @@ def _refuse_if_one_is_full(
             hint=(
                 "submit fewer jobs, or choose another queue"
                 if num_jobs > most
-                else "submit the job when a waiting job has started, or choose another queue"
+                else "wait until one of the waiting jobs has started, or choose another queue"
             ),
         )
 

@@ -231,7 +231,9 @@ def _refuse_deadline(found: ReservationRules, spec: JobSpec, before: JobRow | No
     )
     hint = "give a later deadline, or leave the field out"
     if left_s > 0:
-        message = f"{message}, and with max_runtime_s: {limit_s} the job might run until later"
+        message = (
+            f"{message}, and with max_runtime_s: {limit_s} the job might run past its deadline"
+        )
         hint = f"{hint}; or lower max_runtime_s"
     raise ReservationUnfit(message, pointer="/deadline", hint=hint)
 
@@ -287,15 +289,16 @@ def _rules(wanted: ReservationRequest, actor: str, now: datetime) -> Reservation
         ends_at = begins_at + timedelta(seconds=wanted.duration_s)
     if ends_at <= begins_at:
         raise InvalidReservation(
-            f"is {shown(ends_at)}, which is not later than the begin, {shown(begins_at)}",
+            f"is {shown(ends_at)}, which is not later than the begin time, {shown(begins_at)}",
             pointer="/end_at",
-            hint="give a later end",
+            hint="give a later end time",
         )
     if ends_at.year > LAST_YEAR:
         raise InvalidReservation(
-            f"the reservation would end at {shown(ends_at)}, but the last year is {LAST_YEAR}",
+            f"the reservation would end at {shown(ends_at)}, but the latest year allowed is "
+            f"{LAST_YEAR}",
             pointer="/duration_s" if wanted.end_at is None else "/end_at",
-            hint="give an earlier end",
+            hint="give an earlier end time",
         )
     return ReservationRules(begins_at=begins_at, ends_at=ends_at, created_by=actor, **given)
 
@@ -413,7 +416,13 @@ def _unmet(
     missing = [name for name in rules.nodes if name not in ids_of]
     if missing:
         listed = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
-        return [("unknown_node", f"the cluster has no node {listed}; if it joins, it is included")]
+        return [
+            (
+                "unknown_node",
+                f"the cluster has no node {listed}; the reservation includes this node if it joins "
+                "the cluster",
+            )
+        ]
     num_gpus = sum(node.total.get("GPU", 0.0) for node in there)
     if rules.num_nodes is not None and len(there) < rules.num_nodes:
         return [("too_few_nodes", f"includes {len(there)} of {rules.num_nodes} nodes so far")]

@@ -124,11 +124,11 @@ def record_missed(
 ) -> None:
     """Record that these times were missed. The caller computes the next time."""
     first, last = local(row, times[0]).isoformat(), local(row, times[-1]).isoformat()
-    message = "the time passed before the service could submit the run"
+    message = "the scheduled time passed before the service could submit the run"
     if len(times) > MAX_CAUGHT_UP:
-        message = f"more than {MAX_CAUGHT_UP} times up to {last} passed without a run"
+        message = f"more than {MAX_CAUGHT_UP} scheduled times up to {last} passed without a run"
     elif len(times) > 1:
-        message = f"{len(times)} times from {first} to {last} passed without a run"
+        message = f"{len(times)} scheduled times from {first} to {last} passed without a run"
     record(session, row, times[-1], now, RunOutcome.MISSED, message=message)
     row.decided_until = times[-1]
 

@@ -288,8 +288,10 @@ class Schedules:
 _NOT_RECURRING: Final = {
     "after": "remove it; the schedule's `overlap` can let each run wait for the previous run",
     "begin_at": "remove it; the schedule's `cron` sets the times",
-    "deadline": "remove it; `max_runtime_s` limits each run, and the schedule's `deadline_s` the "
-    "delay of its submission",
+    "deadline": (
+        "remove it; `max_runtime_s` limits each run, and the schedule's `deadline_s` limits the "
+        "delay of its submission"
+    ),
 }
 
 

@@ -226,7 +226,8 @@ class LogStore:
                 job,
                 type_="log_limit",
                 code="log_limit",
-                message=f"{self._limit_sentence}; of later lines, only each rank's newest are kept",
+                message=f"{self._limit_sentence}; of the later lines, only the newest lines of "
+                "each rank are kept",
                 now=self._now,
             )
         return True

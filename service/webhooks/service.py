@@ -74,7 +74,8 @@ class Webhooks:
             if repository.count_of(session, owner) >= MAX_PER_OWNER:
                 raise TooManyWebhooks(
                     f"{owner} has {MAX_PER_OWNER} webhooks, the maximum per user",
-                    hint="delete a webhook that is no longer needed: `dray webhook ls` lists them",
+                    hint="delete a webhook that is no longer needed: `dray webhook ls` lists your "
+                    "webhooks",
                 )
             row = WebhookRow(
                 id=webhook_id,

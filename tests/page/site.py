@@ -62,8 +62,8 @@ OTHER_FILES = (
     "directory there, or set DRAY_STORAGE_URL to storage that all nodes share"
 )
 STUCK = (
-    "still alive after SIGKILL: pid 48113 (python, state D); "
-    "GPU 5: 18432 MiB still held for dead processes"
+    "still alive after SIGKILL: pid 48113 (python, state D); GPU 5: 18432 MiB still allocated to "
+    "processes that have ended"
 )
 NOTES = """## What was tried
 

@@ -37,7 +37,9 @@ async def static_file(request: Request, version: str, path: str) -> Response:
     found = load()
     file = found.files.get(path) if version == found.version else None
     if file is None:
-        raise Refused("not_found", "the web page has no file of this name", hint="reload the page")
+        raise Refused(
+            "not_found", "the web page has no file with this name", hint="reload the page"
+        )
     return _answer(request, file, FOR_GOOD)
 
 

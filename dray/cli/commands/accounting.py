@@ -78,7 +78,7 @@ def accounting(
     ] = False,
     sum_by: Annotated[
         SumBy | None,
-        typer.Option(help="Show sums by user, by queue, or by day of this machine's time zone."),
+        typer.Option(help="Show sums by user, by queue, or by day in this machine's time zone."),
     ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_json: AsJsonLines = False,

@@ -21,8 +21,8 @@ MAX_WAIT_S = 3600.0
 
 group = typer.Typer(
     name="cluster",
-    help="Show the nodes, the jobs running on them, and the reservations of the nodes that are "
-    "active or begin within a week; test and release nodes.",
+    help="Show the nodes, the jobs that run on them, and the reservations that are active or begin "
+    "within a week. Test and release nodes.",
     invoke_without_command=True,
 )
 app.add_typer(group)

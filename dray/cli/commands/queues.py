@@ -82,11 +82,11 @@ def _duration_option(help_: str) -> Any:
 def set_queue(
     name: Name,
     parent: Annotated[
-        str | None, _named_option("QUEUE", "The queue whose rules also apply, or none.")
+        str | None, _named_option("QUEUE", "The parent queue, whose rules also apply, or none.")
     ] = None,
     weight: Annotated[
         str | None,
-        _number_option("Share of the cluster or the parent's share, relative to other queues."),
+        _number_option("Share of the cluster, or of the parent's share, relative to other queues."),
     ] = None,
     user_weight: Annotated[
         list[str] | None,
@@ -285,12 +285,15 @@ def _borrowing(queue: Queue) -> list[tuple[str, object]]:
 
 
 def _bound(bound: QueueBound) -> str:
-    """Return a string such as `3 GPU more, by the limit of lab (8 GPU)`."""
+    """Return a string such as `3 GPU more, according to the limit of lab (8 GPU)`."""
     rules = {"borrowing_limit": "quota and borrowing limit"}
     if bound.resource == "jobs":
-        return f"{bound.left:g} more jobs, by max_running of {bound.queue} ({bound.most:g})"
+        return (
+            f"{bound.left:g} more jobs, according to max_running of {bound.queue} ({bound.most:g})"
+        )
     left, most = (_all_amounts({bound.resource: each}) for each in (bound.left, bound.most))
-    return f"{left} more, by the {rules.get(bound.rule, bound.rule)} of {bound.queue} ({most})"
+    rule = rules.get(bound.rule, bound.rule)
+    return f"{left} more, according to the {rule} of {bound.queue} ({most})"
 
 
 def _user_weights(queue: Queue) -> list[tuple[str, object]]:

@@ -17,11 +17,14 @@ app.add_typer(group)
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The reservation's name.")]
 Begin = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="Begin, such as 'tomorrow 08:00' or now+2hours."),
+    typer.Option(metavar="TIME", help="Begin time, such as 'tomorrow 08:00' or now+2hours."),
 ]
-End = Annotated[str | None, typer.Option(metavar="TIME", help="End; like --begin.")]
+End = Annotated[
+    str | None, typer.Option(metavar="TIME", help="End time, in the same form as --begin.")
+]
 Duration = Annotated[
-    str | None, typer.Option(metavar="DURATION", help="Time from the begin to the end: 90m or 2h.")
+    str | None,
+    typer.Option(metavar="DURATION", help="Duration of the reservation, such as 90m or 2h."),
 ]
 User = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="User whose jobs can use the nodes.")
@@ -51,20 +54,22 @@ AtBegin = Annotated[
     str | None,
     typer.Option(
         metavar="RULE",
-        help="Other jobs that still run at the begin: preempt (default), wait or cancel.",
+        help="What happens to other jobs that still run at the begin time: preempt (default), wait "
+        "or cancel.",
     ),
 ]
 AtEnd = Annotated[
     str | None,
     typer.Option(
-        metavar="RULE", help="Jobs that still run at the end: continue (default) or preempt."
+        metavar="RULE",
+        help="What happens to jobs that still run at the end time: continue (default) or preempt.",
     ),
 ]
 Comment = Annotated[str | None, typer.Option(metavar="TEXT", help="A comment for users.")]
 Flex = Annotated[
     bool | None,
     typer.Option(
-        "--flex/--no-flex", help="Jobs can also start before the begin and on other nodes."
+        "--flex/--no-flex", help="Jobs can also start before the begin time and on other nodes."
     ),
 ]
 Unnamed = Annotated[

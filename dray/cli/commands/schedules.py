@@ -36,7 +36,7 @@ Words = Annotated[
 ]
 Zone = Annotated[
     str | None,
-    typer.Option(metavar="ZONE", help="Time zone of the times, such as Europe/Berlin."),
+    typer.Option(metavar="ZONE", help="Time zone of the scheduled times, such as Europe/Berlin."),
 ]
 OverlapRule = Annotated[
     str | None,
@@ -50,13 +50,15 @@ MissedRule = Annotated[
     str | None,
     typer.Option(
         metavar="RULE",
-        help="If the service did not run at the time: skip the run, submit the last one, or all.",
+        help="If the service was not running at the scheduled times: skip the missed runs, submit "
+        "the last missed run, or submit all.",
     ),
 ]
 Deadline = Annotated[
     str | None,
     typer.Option(
-        metavar="DURATION", help="Don't submit a run that is later than this, such as 30m."
+        metavar="DURATION",
+        help="Don't submit a run that is delayed by more than this time, such as 30m.",
     ),
 ]
 Like = Annotated[
@@ -221,7 +223,8 @@ def change_schedule(
             document = client.schedule(schedule).job
             if (document.get("federated") or {}).get("silos"):
                 raise typer.BadParameter(
-                    "the URLs of silos' data are not shown: name the document, and --set after it"
+                    "the server does not show the URLs of silos' data: specify the job document, "
+                    "followed by --set"
                 )
             document = _with_fields(document, settings, None, env)
         changed = client.change_schedule(

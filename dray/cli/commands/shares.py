@@ -95,7 +95,7 @@ def show_factors(answer: JobFactors, as_json: bool) -> None:
     table(("FACTOR", "VALUE", "MEANING"), rows, flexible=("MEANING",))
     if answer.ahead:
         nearest = "nearest jobs" if len(answer.ahead) < (answer.position or 1) - 1 else "jobs"
-        write_text(f"{nearest} ahead of it, and the factor that decides:")
+        write_text(f"{nearest} ahead of this job, and the factor that decides the order:")
     for each in answer.ahead:
         line = f"  {each.job.id} {each.job.name}: {each.decided_by}: {each.message}"
         write_text(line, indent="    ")

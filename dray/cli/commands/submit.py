@@ -86,7 +86,8 @@ def submit(
         list[str] | None,
         typer.Option(
             metavar="ARRAY",
-            help="Start each job of the new array once the job with the same index has succeeded.",
+            help="Start each job of the new array once the job with the same index in this array "
+            "has succeeded.",
         ),
     ] = None,
     reservation: Annotated[
@@ -103,7 +104,9 @@ def submit(
     deadline: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="Cancel the job if it has not ended at this time; like --begin."
+            metavar="TIME",
+            help="Cancel the job if it has not ended by this time, given in the same form as "
+            "--begin.",
         ),
     ] = None,
     singleton: Annotated[

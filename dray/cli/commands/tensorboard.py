@@ -32,7 +32,7 @@ def tensorboard(
     serve: Annotated[
         bool,
         typer.Option(
-            help="Start TensorBoard; without it, only write event files until the jobs end."
+            help="Start TensorBoard. With --no-serve, only write event files until the jobs end."
         ),
     ] = True,
 ) -> None:

@@ -291,7 +291,9 @@ def annotate(
     search = searched(job_id, where, owner, dry_run=dry_run, expect=expect, yes=yes)
     if search is not None:
         if notes is not None or not (tag or untag):
-            raise typer.BadParameter("--where requires --tag or --untag, and excludes --notes")
+            raise typer.BadParameter(
+                "--where requires --tag or --untag, and can't be combined with --notes"
+            )
         change_matching("tag", search, as_json, {"add_tags": tag or [], "remove_tags": untag or []})
         return
     assert job_id is not None

@@ -35,7 +35,8 @@ def check(spec: JobSpec) -> None:
     if spec.is_exact:
         raise wrong(
             "/sync/compression",
-            "can't be combined with elastic.exact, because each rank omits different values",
+            "can't be combined with elastic.exact, because each rank leaves different values "
+            "unsent",
         )
     optimizer = spec.train.optimizer
     if spec.train.on_divergence == "skip_step" and compression.name in ("topk", "powersgd"):
@@ -81,8 +82,8 @@ def check_comparison(spec: JobSpec) -> None:
     if spec.parallel.auto:
         raise wrong(
             at,
-            "requires axes that are numbers, because `auto` might choose a division without "
-            "replicas: set parallel.data to 2 or more",
+            "requires numbers as the sizes of the axes, because `auto` might choose a division "
+            "without replicas: set parallel.data to 2 or more",
         )
     if spec.num_replicas < 2:
         how = "parallel.data" if spec.is_divided else "resources.num_workers"
@@ -95,11 +96,12 @@ def why_no_state_in_memory(spec: JobSpec) -> str | None:
     if spec.script is not None:
         return "is only for recipes: scripts resume from a checkpoint"
     if spec.parallel.auto:
-        return "requires the axes of parallel, instead of parallel: auto"
+        return "requires explicit sizes for the axes of parallel, instead of parallel: auto"
     if not spec.is_divided:
         return (
-            "is only for models that are divided among workers (parallel.shard, tensor, context "
-            "or pipeline above 1): otherwise no worker has a share of the model that others lack"
+            "is only for models that are divided among workers (parallel.shard, tensor, context or "
+            "pipeline above 1): in other models, no worker has a share of the model that other "
+            "workers lack"
         )
     if spec.num_replicas > 1:
         return (
@@ -124,8 +126,8 @@ def check_in_memory(spec: JobSpec) -> None:
     if asked.copies >= num_workers:
         raise wrong(
             f"{at}/copies",
-            f"is {asked.copies}, but each worker has only {num_workers - 1} other workers: set it "
-            f"to {num_workers - 1} or less",
+            f"is {asked.copies}, but there are only {num_workers - 1} other workers to keep a "
+            f"worker's copies: set it to {num_workers - 1} or less",
         )
 
 
@@ -191,8 +193,8 @@ def _check_asynchronous(spec: JobSpec, sync: Gossip) -> None:
     if spec.resources.gpus_per_worker:
         raise wrong(
             "/resources/gpus_per_worker",
-            "must be 0 with ad_psgd, which averages on CPU in this version. On GPUs, use d_psgd "
-            "or sgp",
+            "must be 0 with ad_psgd, which averages weights on the CPU in this version. On GPUs, "
+            "use d_psgd or sgp",
         )
     if spec.data.loader_workers:
         raise wrong(

@@ -120,7 +120,7 @@ def check_sent_types(spec: JobSpec) -> None:
         raise wrong(
             "/parallel/reduce_dtype",
             "fp16 requires train.precision fp16, whose loss scaling preserves small gradients. "
-            "Otherwise use bf16",
+            "With other precisions, use bf16",
         )
 
 

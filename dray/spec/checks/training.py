@@ -24,8 +24,8 @@ def check_batch(spec: JobSpec) -> None:
     if size < sharing:
         raise wrong(
             "/train/global_batch_size",
-            f"is {size}, less than one sample for each of {sharing} workers: set it to {sharing} "
-            f"or more, or use {size} workers or fewer",
+            f"is {size}, which is less than one sample for each of the {sharing} workers: set it "
+            f"to {sharing} or more, or use {size} workers or fewer",
         )
 
 
@@ -71,8 +71,8 @@ def check_batch_range(spec: JobSpec) -> None:
     if size % least or most % least:
         raise wrong(
             at,
-            f"starts at {least}, which does not divide both the end of the range and "
-            "train.global_batch_size",
+            f"starts at {least}, which must divide both the end of the range and "
+            "train.global_batch_size, but does not",
         )
     if least < spec.resources.num_workers:
         workers = spec.resources.num_workers
@@ -85,7 +85,9 @@ def check_batch_range(spec: JobSpec) -> None:
         )
     if spec.num_spares:
         raise wrong(
-            at, "can't be combined with elastic.spares: a job with spares is not sized by its speed"
+            at,
+            "can't be combined with elastic.spares: the size of a job with spares does not "
+            "depend on its speed",
         )
     if not spec.train.measure_noise:
         raise wrong(

@@ -44,9 +44,9 @@ def fault_of_config(config: Any, max_length: int) -> str | None:
         return "names no architecture: the field `architectures` is missing"
     if not classes[0].endswith(("ForCausalLM", "LMHeadModel")):
         kind = classes[0][:MAX_SHOWN]
-        return f"is of a {kind}, but only causal language models (ForCausalLM) are supported"
+        return f"belongs to a {kind}, but only causal language models (ForCausalLM) are supported"
     if config.get("quantization_config") is not None:
-        return "is of a quantized model: give the model with its original weights"
+        return "belongs to a quantized model: give the model with its original weights"
     for name in POSITIONS:
         longest = config.get(name)
         if isinstance(longest, int) and max_length > longest:

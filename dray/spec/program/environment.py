@@ -108,7 +108,7 @@ def _check_option(line: str) -> None:
     if word in _FILE_OPTIONS:
         raise ValueError(
             f"{word} names a file, but files are not sent along with requirements: insert the "
-            "lines of the file"
+            "lines of the file instead of its name"
         )
     if word in _URL_OPTIONS:
         _check_source(value, word)

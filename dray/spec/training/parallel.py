@@ -113,7 +113,8 @@ class Parallel(Document):
             if self.auto.count(axis) > 1:
                 raise wrong(
                     f"/parallel/{axis}",
-                    "is automatic twice: list it once in parallel.auto, or set it to auto",
+                    "is set to auto more than once: either list it once in parallel.auto, or set "
+                    "it to auto",
                 )
             if axis in used:
                 raise wrong(
@@ -125,7 +126,7 @@ class Parallel(Document):
                 what = f"is {self.num_parts}"
             else:
                 product = " x ".join(f"{axis} {getattr(self, axis)}" for axis in used)
-                what = f"makes the product {self.num_parts} ({product})"
+                what = f"results in the product {self.num_parts} ({product})"
             enough = -(-num_workers // self.num_parts) * self.num_parts
             message = (
                 f"{what}, which does not divide resources.num_workers ({num_workers}): set "
@@ -191,8 +192,8 @@ class Parallel(Document):
         if self.pipeline > 1 and stages > most:
             product = "pipeline x stages_per_rank" if self.stages_per_rank > 1 else "pipeline"
             message = (
-                f"makes {stages} stages, but the model has only {most} {what}: {product} must be "
-                f"{most} or less"
+                f"results in {stages} stages, but the model has only {most} {what}: {product} must "
+                f"be {most} or less"
             )
             raise wrong("/parallel/pipeline", message)
 

@@ -184,7 +184,7 @@ class Gossip(SyncKind):
             if max(one, other) >= num_workers:
                 raise wrong(
                     f"/sync/edges/{number}",
-                    f"names rank {max(one, other)}, but the ranks are 0 to {num_workers - 1}: "
+                    f"contains rank {max(one, other)}, but the ranks are 0 to {num_workers - 1}: "
                     "change the edge, or resources.num_workers",
                 )
             if one == other:

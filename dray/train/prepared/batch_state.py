@@ -355,10 +355,10 @@ class BatchState:
         batch, that the script has created all models and optimizers of the restored state."""
         if late := self._exchange.late_parameters:
             raise ValueError(
-                "a model has parameters that were created after prepare(): "
-                f"{', '.join(late[:5])}. The gradients of these parameters are not averaged over "
-                "the ranks, and a replacement process could not load the parameters. Create all "
-                "layers before prepare(), and freeze layers until they are trained"
+                f"a model has parameters that were created after prepare(): {', '.join(late[:5])}. "
+                "The gradients of these parameters are not averaged over the ranks, and a "
+                "replacement process could not load the parameters. Create all layers before "
+                "prepare(), and freeze layers that are trained only later"
             )
         taken, self._taken = self._taken, None
         if taken is None:

@@ -123,9 +123,9 @@ def divide(
     for names in tied:
         if len({id(model.get_parameter(name)) for name in names}) > 1:
             raise ValueError(
-                f"{' and '.join(names)} are one parameter, which FSDP can't gather for a block and "
-                "for another part of the model: choose a pattern for blocks that leaves it outside "
-                "of all blocks, or inside of one"
+                f"{' and '.join(names)} are the same parameter, which FSDP can't gather for a "
+                "block and for another part of the model: choose a pattern for blocks that leaves "
+                "this parameter outside all blocks, or inside a single block"
             )
 
 
@@ -145,8 +145,8 @@ def _tie(model: nn.Module, tied: Sequence[Sequence[str]]) -> None:
         for name, other in zip(names[1:], others, strict=True):
             if getattr(other, "placements", ()) != getattr(first, "placements", ()):
                 raise ValueError(
-                    f"{names[0]} and {name} are one parameter, but tensor_plan divides them in "
-                    "different ways: divide both along the same dimension, or neither"
+                    f"{names[0]} and {name} are the same parameter, but tensor_plan divides them "
+                    "in different ways: divide both along the same dimension, or neither"
                 )
             module, _, own = name.rpartition(".")
             setattr(model.get_submodule(module), own, first)

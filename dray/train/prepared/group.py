@@ -183,8 +183,8 @@ class SoloGroup:
 
     def read_divided(self, folder: Path) -> Mapping[str, Any]:
         raise ValueError(
-            "the checkpoint contains a state that was written by several ranks, which can be read "
-            "only in a job that uses the version of torch that dray supports"
+            "the checkpoint contains a state that several ranks have written. Such a state can be "
+            "read only in a job that uses the version of torch that dray supports"
         )
 
     def enter(self, phase: LoopPhase, step: int) -> None:

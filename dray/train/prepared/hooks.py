@@ -62,8 +62,8 @@ def refuse_stranger(
             raise ValueError(
                 f"an optimizer ({name}) updates parameters that were created after prepare(), for "
                 "example a new layer for add_param_group(): their gradients are not averaged over "
-                "the ranks. Create all layers before prepare(), and freeze layers until they are "
-                "trained"
+                "the ranks. Create all layers before prepare(), and freeze layers that are trained "
+                "only later"
             )
     elif any(are_known):
         raise ValueError(

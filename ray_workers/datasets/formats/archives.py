@@ -46,7 +46,7 @@ def gunzipped(file: SourceFile, target: Path, budget: Budget) -> Path:
         begins = source.read(10)
     for packing, pattern in _PACKINGS.items():
         if pattern.match(begins):
-            raise broken(file.location, f"is compressed as {packing}: decompress it, or use gzip")
+            raise broken(file.location, f"is compressed with {packing}: decompress it, or use gzip")
     if not begins.startswith(_GZIP):
         return file.path
     with reading(file.location, "can't be unpacked completely"), gzip.open(file.path) as packed:

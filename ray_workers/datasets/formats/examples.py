@@ -136,7 +136,7 @@ class _Builder:
                 )
             else:
                 fault = (
-                    f"contains no example of which a counted token is among the first "
+                    "contains no example with a counted token among its first "
                     f"{self._options.max_length:,} tokens: increase method.max_length"
                 )
             where = self._shop.location if what is None else f"{what} part of {self._shop.location}"

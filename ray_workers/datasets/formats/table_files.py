@@ -113,7 +113,7 @@ class CsvFile:
         if counts[likely] < len(self.names):
             return ""
         mark = "tab" if likely == "\t" else f'"{likely}"'
-        return f"; data.delimiter: {mark} would find {counts[likely] + 1} columns"
+        return f"; with data.delimiter: {mark}, the header would have {counts[likely] + 1} columns"
 
     def _header(self) -> tuple[str, ...]:
         try:

@@ -61,7 +61,7 @@ def product(device: torch.device, sizes: WorkSizes) -> tuple[str, float]:
             if dtype is torch.float32:
                 fastest = min(fastest, seconds)
             if not _are_equal(first, again):
-                raise Mismatch(f"a {_name(dtype)} matrix product differed from its repetition")
+                raise Mismatch(f"a repeated {_name(dtype)} matrix product had a different result")
         hashed.update(_bytes_of(first))
     return hashed.hexdigest(), fastest
 
@@ -157,7 +157,7 @@ def all_reduce(
         fastest = min(fastest, time.perf_counter() - began)
         for device, part in zip(devices, parts, strict=True):
             if bool((part != number * (number + 1) / 2).any()):
-                raise Mismatch(f"an all-reduce had a wrong sum on {device}")
+                raise Mismatch(f"an all-reduce computed a wrong sum on {device}")
     return 2 * (number - 1) / number * sizes.copy_bytes / fastest
 
 
@@ -181,7 +181,10 @@ def processors(sizes: WorkSizes = SMALL) -> float:
     wrong = minority(hashes)
     if wrong:
         named = ", ".join(map(str, wrong))
-        raise Mismatch(f"processor {named}: the matrix product differs from other processors")
+        raise Mismatch(
+            f"processor {named}: the matrix product differs from the product of the other "
+            "processors"
+        )
     return fastest
 
 

@@ -41,11 +41,11 @@ NAMES = {
     "begin": "the creation of a context",
     "product": "the matrix product",
     "memory": "the memory test",
-    "copies": "the copies from and to the host",
+    "copies": "the copies to and from the host",
     "peers": "the copies between GPUs",
     "all_reduce": "the all-reduce",
 }
-GIVEN_UP = "the test was given up, because a job started on"
+GIVEN_UP = "the test was stopped, because a job started on"
 
 
 @dataclass
@@ -319,14 +319,15 @@ def _compare(devices: Sequence[_Device]) -> tuple[str, bool]:
         if wrong and len(wrong) == len(hashes):
             named = ", ".join(f"GPU {devices[n].index}" for n in wrong)
             return (
-                f"{named} computed different matrix products; it is not known which is wrong",
+                f"{named} computed different matrix products; it is not known which product is "
+                "wrong",
                 True,
             )
         for number in wrong:
             devices[number].step = "product"
             devices[number].end(
                 DeviceOutcome.FAILED,
-                "the matrix product differs from that of the other GPUs of the same model",
+                "the matrix product differs from the product of the other GPUs of the same model",
             )
     return "", False
 

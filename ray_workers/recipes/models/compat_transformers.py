@@ -63,14 +63,14 @@ def empty_model(base: BaseModel, folder: Path) -> Any:
         if "auto_map" in base.config:
             raise broken(
                 location,
-                "is of a model that brings its own Python code (auto_map), which dray does not run",
+                "belongs to a model with its own Python code (auto_map), which dray does not run",
             )
         raise broken(
             location,
-            f"is of the architecture {shortened(kind)} (model_type), which this version of "
-            "transformers does not have",
+            f"belongs to a model of the architecture {shortened(kind)} (model_type), which this "
+            "version of transformers does not have",
         )
-    with reading(location, "is of a model that can't be created"):
+    with reading(location, "belongs to a model that can't be created"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         # The base could name flash attention, which would mix the examples of a row, or the
         # address of a kernel with its own code.
@@ -87,19 +87,22 @@ def refuse_unfit_layers(lm: Any, location: str, *, packs: bool) -> None:
     would see other examples of their row. packs: whether a row can have several examples."""
     kind = type(lm).__name__
     if "position_ids" not in inspect.signature(lm.forward).parameters:
-        raise broken(location, f"is of a {kind}, which takes no positions; it is not supported yet")
+        raise broken(
+            location,
+            f"belongs to a {kind}, which has no input for positions and is not supported yet",
+        )
     if lm.config.model_type in NOT_SEPARATED:
         raise broken(
             location,
-            f"is of a {kind}, whose attention does not depend on the positions; it is not "
-            "supported",
+            f"belongs to a {kind}, whose attention does not depend on the positions, and which is "
+            "not supported",
         )
     layers = set(getattr(lm.config, "layer_types", None) or ())
     if packs and (lm._is_stateful or layers - ATTENTION):
         raise broken(
             location,
-            f"is of a {kind}, which has other layers than attention, and they would mix the "
-            "examples of a row: set method.packing to false",
+            f"belongs to a {kind}, which also has layers other than attention. These layers would "
+            "mix the examples in a row: set method.packing to false",
         )
 
 
@@ -153,8 +156,8 @@ def renaming(lm: Any, location: str) -> Callable[[str], str]:
             kind = type(lm).__name__
             raise broken(
                 location,
-                f"is a {kind}, whose weights are stored in another form than in memory; such "
-                "architectures are not supported yet",
+                f"is a {kind}, whose weights have one form in files and another form in memory; "
+                "such architectures are not supported yet",
             )
         return name
 
@@ -166,6 +169,7 @@ def dtype_of(rows: Any, location: str) -> torch.dtype:
     found = TORCH_DTYPES.get(rows.get_dtype())
     if found is None:
         raise broken(
-            location, f"is stored as {rows.get_dtype()}; types are {', '.join(TORCH_DTYPES)}"
+            location,
+            f"is stored as {rows.get_dtype()}; the supported types are {', '.join(TORCH_DTYPES)}",
         )
     return found

@@ -185,7 +185,7 @@ def _refuse_missing_targets(lm: nn.Module, adapter: spec.Lora) -> None:
         if not shared.isdisjoint(names[name] for name in found):
             raise ModelError(
                 f"model.adapter.target_modules: {target!r} shares its weight with another layer, "
-                "such as the embedding, so that an adapter can't be merged: leave it out"
+                "such as the embedding, so an adapter can't be merged: leave it out"
             )
 
 
@@ -252,7 +252,7 @@ def _stored(base: BaseModel, lm: nn.Module) -> dict[str, Stored]:
     if missing:
         raise broken(
             base.location,
-            f"lacks the weights {listed(missing)}, which a {type(lm).__name__} with its "
+            f"lacks the weights {listed(missing)}, which a {type(lm).__name__} with this "
             "config.json has",
         )
     for name, parameter in parameters.items():
@@ -260,7 +260,7 @@ def _stored(base: BaseModel, lm: nn.Module) -> dict[str, Stored]:
             raise broken(
                 f"{base.location}/{found[name].file}",
                 f"has {found[name].key} with the shape {list(found[name].shape)}, but according to "
-                f"config.json it is {list(parameter.shape)}",
+                f"config.json the shape is {list(parameter.shape)}",
             )
     return found
 

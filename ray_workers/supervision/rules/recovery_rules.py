@@ -291,7 +291,7 @@ def size_message(
     if num_coming:
         message += f", and starts {num_coming} more"
     if num_idle:
-        message += f", and {num_idle} without work until there are enough for another replica"
+        message += f", and leaves {num_idle} idle until there are enough for another replica"
     if num_lacking:
         message += f", and {'waits' if waits else 'asks'} for {num_lacking} more"
     return message

@@ -261,11 +261,13 @@ class PeerMemory:
         )
         if not self._is_auto:
             raise HostMemoryError(
-                f"{what}: reduce copies, use fewer workers per node, or set it to off"
+                f"{what}: reduce checkpoint.in_memory.copies, use fewer workers per node, or set "
+                "checkpoint.in_memory to off"
             )
         if self._rank == 0:
             report = NoMemoryCopiesReport(
-                f"{what}. None are kept, so a lost worker restarts the job from its checkpoint"
+                f"{what}. No copies are kept, so the job restarts from its checkpoint if a worker "
+                "is lost"
             )
             log(report.message)
             train.emit(report.KIND, report.body())

@@ -85,7 +85,7 @@ def refuse_other_model(what: str, loaded: LoadedCheckpoint, own: Mapping[str, Te
     others = f" (and {more} more tensors)" if more > 0 else ""
     raise DataError(
         f"{what} belongs to a different model: {', '.join(differing[:MAX_TENSORS])}{others}. Use "
-        "the same model options, data columns and classes as the job that wrote it"
+        "the same model options, data columns and classes as the job that wrote the weights"
     )
 
 

@@ -172,7 +172,7 @@ def stored_tensors(index: Mapping[str, Any], files: Mapping[str, StoredFile]) ->
                 raise ValueError(f"a piece of {name} is not within {file}")
             pieces.append(piece)
         if not _are_whole(pieces, shape):
-            raise ValueError(f"the pieces of {name} do not have each element once")
+            raise ValueError(f"the pieces of {name} do not contain each element exactly once")
         found[name] = StoredTensor(name, dtype, shape, pieces, [0] * len(shape))
     return found
 

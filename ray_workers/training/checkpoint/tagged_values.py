@@ -69,7 +69,7 @@ def _bytes_of(tensor: Tensor) -> bytes:
 def _torch_dtype(name: str) -> torch.dtype:
     found = getattr(torch, name)
     if not isinstance(found, torch.dtype):
-        raise ValueError(f"torch.{name} is not a type of tensors")
+        raise ValueError(f"torch.{name} is not a tensor type")
     return found
 
 
@@ -219,7 +219,7 @@ class _Unpickler(pickle.Unpickler):
         if name in _MODULES.get(module, ()):
             return super().find_class(module, name)
         raise ValueError(
-            f"the checkpoint contains a pickle of {module}.{name}, and only pickles of Python's, "
+            f"the checkpoint contains a pickle of {module}.{name}, but only pickles of Python's, "
             "numpy's and torch's own types are read"
         )
 

@@ -144,7 +144,10 @@ def sentence(step: int, culprits: list[Culprit]) -> str:
     """Return what a comparison that failed has shown."""
     start = f"after step {step}, the replicas of the model are not equal"
     if not culprits:
-        return f"{start}. No majority of them is equal, so the wrong replica is not known"
+        return (
+            f"{start}. No majority of the replicas is equal, so it is not known which replica is "
+            "wrong"
+        )
     named = ", ".join(f"rank {one.rank} on {one.hostname} ({one.device})" for one in culprits)
     return f"{start}: {named} differs from the majority"
 

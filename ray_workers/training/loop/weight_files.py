@@ -126,7 +126,9 @@ class Plan:
             if len({(one.dtype, one.whole) for one in found}) > 1 or tensor.numel() != sum(
                 math.prod(one.shape) for one in found
             ):
-                raise ValueError(f"the ranks do not have all elements of {name} exactly once")
+                raise ValueError(
+                    f"the ranks together do not have each element of {name} exactly once"
+                )
             if found:
                 first[name] = found[0]
         shapes = {

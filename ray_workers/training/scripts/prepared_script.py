@@ -60,9 +60,9 @@ class BatchLostError(PartsLostError):
             self,
             "no rank holds a state from which a new rank could continue. Either the ranks waited "
             "for each other between an optimizer step and the loader's next batch, or the script "
-            "changed weights without an optimizer, or, for the first time, exchanged gradients "
-            "after an optimizer step of the same batch or accumulated the gradients of several "
-            f"batches. Therefore, {RESUMES}",
+            "changed weights without an optimizer. Or the script did one of these for the first "
+            "time: it exchanged gradients after an optimizer step of the same batch, or it "
+            f"accumulated the gradients of several batches. Therefore, {RESUMES}",
         )
 
 

@@ -155,7 +155,7 @@ def _fields(expression: str) -> str:
     words = _NAMED.get(expression.strip().lower(), expression).split()
     if expression.strip().startswith("@") and len(words) == 1:
         raise BadCron(
-            f"{expression.strip()[:30]!r} is not a known name of times",
+            f"{expression.strip()[:30]!r} is not a known name for a schedule's times",
             f"use {', '.join(_NAMED)}, or five fields {_EXAMPLE}",
         )
     if len(words) != 5:
@@ -174,8 +174,8 @@ def _fields(expression: str) -> str:
         problem = str(error)
         raise BadCron(
             f"is not a cron expression: {problem[:1].lower()}{problem[1:]}",
-            "minutes are 0-59, hours 0-23, days of the month 1-31 (that the months have), months "
-            "1-12 or JAN-DEC, days of the week 0-7 or SUN-SAT; lists, ranges and steps are written "
-            "1,15 and 1-5 and */10",
+            "minutes are 0-59, hours 0-23, days of the month 1-31 (only days that the months "
+            "have), months 1-12 or JAN-DEC, days of the week 0-7 or SUN-SAT; lists, ranges and "
+            "steps are written 1,15 and 1-5 and */10",
         ) from None
     return text

@@ -142,7 +142,10 @@ class Starter(Stage):
             # reconciler polls the attempt, and ends it if it has not started and is not being
             # launched.
             logger.warning(
-                "%s attempt %d may or may not have started: %s", spec.job_id, spec.attempt, error
+                "it is unknown whether %s attempt %d has started: %s",
+                spec.job_id,
+                spec.attempt,
+                error,
             )
 
 

@@ -207,7 +207,7 @@ def _packed(dice: random.Random) -> Made:
             with zipfile.ZipFile(data, "w") as archive:
                 archive.writestr("table.csv", plain)
             packed, kind = data.getvalue(), "zip"
-    return {"content": packed, "refusal": Refusal(f"is compressed as {kind}")}
+    return {"content": packed, "refusal": Refusal(f"is compressed with {kind}")}
 
 
 def _other_encoding(dice: random.Random) -> Made:

@@ -39,7 +39,7 @@ def test_clients_are_invited_listed_and_revoked(
     cli("federate", "join", job_id, "--data", "none.csv", exits=2)
     assert cli.err == "error: none.csv: no such file or folder\n", "the job has not begun"
     cli("ls", exits=3)
-    assert "is valid only for its rounds" in cli.err
+    assert "is valid only for the rounds of this job" in cli.err
 
 
 def test_the_clients_that_have_not_answered_are_named(server: LiveServer, cli: Cli) -> None:

@@ -151,14 +151,14 @@ def test_a_tree_of_queues_is_set_listed_and_shown(cli: Cli) -> None:
     )
     assert "parent     cli-lab\n" in shown
     assert "borrows    at most 6 GPU\nlends      at most 2 GPU\n" in shown
-    assert "allowed    8 GPU more, by the limit of cli-lab (8 GPU)\n" in shown
+    assert "allowed    8 GPU more, according to the limit of cli-lab (8 GPU)\n" in shown
     assert "children   cli-a, cli-b\n" in cli("queue", "show", "cli-lab")
     names = [line.split("  WAITING")[0] for line in cli("queue", "ls", "--tree").splitlines()]
     at = next(number for number, line in enumerate(names) if line.startswith("cli-lab"))
     assert names[at + 1].startswith("  cli-a ")
     assert names[at + 2].startswith("  cli-b ")
     cli("queue", "set", "cli-lab", "--parent", "cli-a", exits=2)
-    assert "forms a circle" in cli.err
+    assert "forms a cycle" in cli.err
     cli("queue", "delete", "cli-lab", exits=3)
     assert "--parent none" in cli.err
     cli("queue", "set", "cli-a", "--parent", "none")

@@ -42,7 +42,8 @@ def test_a_reservation_is_created_listed_changed_shown_and_deleted(cli: Cli) -> 
         "comment    lesson [2]",
         "waiting    0",
         "running    0",
-        "warning    the cluster has no node node-x; if it joins, it is included",
+        "warning    the cluster has no node node-x; the reservation includes this node if it joins "
+        "the cluster",
     ]
     assert cli("reservation", "show", "class") == shown
     head, line = cli("reservation", "ls").splitlines()

@@ -108,7 +108,7 @@ def test_the_sdk_sends_datetimes(server: LiveServer) -> None:
         assert told.value.pointer == "/deadline"
         with pytest.raises(Unprocessable, match="has no offset from UTC"):
             client.submit({**document, "begin_at": begin_at.replace(tzinfo=None)})
-        with pytest.raises(SpecError, match="set is not a type of JSON"):
+        with pytest.raises(SpecError, match="set is not a JSON type"):
             client.submit({**document, "name": {1}})
         client.set_queue("sdk-short", max_runtime_s="1h")
         with pytest.raises(RuntimeTooLong):

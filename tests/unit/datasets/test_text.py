@@ -133,7 +133,7 @@ def test_a_byte_order_mark_is_dropped_from_each_file(tmp_path: Path, policy: Dat
 def test_utf_16_is_named(tmp_path: Path, policy: DataPolicy) -> None:
     (tmp_path / "a.txt").write_text("one", encoding="utf-16")
     with pytest.raises(
-        DataError, match="the byte at offset 0 is not text; its encoding is probably utf-16"
+        DataError, match="the byte at offset 0 is not text; the file's encoding is probably utf-16"
     ):
         open_text(Data(source=(tmp_path / "a.txt").as_uri()), policy, None)
 

@@ -127,11 +127,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no role": ({"messages": ["hello", ANSWER]}, "message 1: has the role 'hello'"),
     "a late system message": (
         {"messages": [USER, {**USER, "role": "system"}, ANSWER]},
-        "has its system message as number 2",
+        "has a system message as message number 2",
     ),
     "a tool without a call": (
         {"messages": [USER, {**USER, "role": "tool"}, ANSWER]},
-        "role tool as number 2",
+        "role tool as message number 2",
     ),
     "an empty answer": ({"messages": [USER, {**ANSWER, "content": ""}]}, "is an empty answer"),
     "content that is a number": (
@@ -191,7 +191,7 @@ def test_a_template_that_changes_earlier_answers_is_refused() -> None:
         "{{ m.content if loop.last or m.role == 'user' else m.content[:1] }};{% endfor %}"
     )
     messages = [USER, ANSWER, USER, ANSWER]
-    with pytest.raises(DataError, match=r"messages up to number 2 differently.*generation"):
+    with pytest.raises(DataError, match=r"the first 2 messages differently.*generation"):
         encode(tiny.tokenizer(template), {"messages": messages})
     assert all(encode(tiny.tokenizer(template), {"messages": messages}, loss="all").counts)
     messages[1] = {**ANSWER, "weight": 0}

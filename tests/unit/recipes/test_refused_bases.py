@@ -62,17 +62,17 @@ def test_an_unfit_config_is_refused(own: Path) -> None:
     kept = (own / "base" / "config.json").read_text()
     for fields, message in (
         ({"architectures": None}, "names no architecture"),
-        ({"architectures": ["BertForMaskedLM"]}, "is of a BertForMaskedLM"),
-        ({"model_type": "no_such_model"}, "is of the architecture 'no_such_model'"),
+        ({"architectures": ["BertForMaskedLM"]}, "belongs to a BertForMaskedLM"),
+        ({"model_type": "no_such_model"}, "belongs to a model of the architecture 'no_such_model'"),
         (
             {"model_type": "no_such_model", "auto_map": {"AutoConfig": "a.B"}},
-            "brings its own Python code",
+            "belongs to a model with its own Python code",
         ),
-        ({"quantization_config": {"bits": 4}}, "is of a quantized model"),
+        ({"quantization_config": {"bits": 4}}, "belongs to a quantized model"),
         ({"max_position_embeddings": 32}, "method.max_length is 64: set it to 32 or less"),
-        ({"num_attention_heads": "many"}, "is of a model that can't be created"),
+        ({"num_attention_heads": "many"}, "belongs to a model that can't be created"),
         ({"num_hidden_layers": 3}, "lacks the weights 'model.layers.2."),
-        ({"intermediate_size": 25}, "according to config.json it is [25, 16]"),
+        ({"intermediate_size": 25}, "according to config.json the shape is [25, 16]"),
     ):
         (own / "base" / "config.json").write_text(kept)
         config_with(own, **fields)
@@ -103,11 +103,11 @@ def test_layers_that_would_mix_examples_are_refused(own: Path) -> None:
     assert "lacks the weights" in refused(own)
     bloom = {"architectures": ["BloomForCausalLM"], "model_type": "bloom", **sizes, "n_head": 2}
     path.write_text(json.dumps(bloom))
-    assert "takes no positions" in refused(own)
+    assert "has no input for positions" in refused(own)
     bert = {"num_attention_heads": 2, "intermediate_size": 16, **sizes}
     for name, kind in (("BertLMHeadModel", "bert"), ("OpenAIGPTLMHeadModel", "openai-gpt")):
         path.write_text(json.dumps({"architectures": [name], "model_type": kind, **bert}))
-        assert f"is of a {name}, whose attention does not depend" in refused(own)
+        assert f"belongs to a {name}, whose attention does not depend" in refused(own)
 
 
 def test_a_base_does_not_choose_how_attention_is_computed(own: Path) -> None:

@@ -237,7 +237,7 @@ def test_an_id_stays_one_segment_of_the_path(name: str, quoted: str) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", ".."])
 def test_an_id_that_would_change_the_path_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="be a part of a URL"):
+    with pytest.raises(ValueError, match="be part of a URL"):
         segment(name)
 
 

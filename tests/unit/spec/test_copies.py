@@ -26,7 +26,7 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
     (CUSTOM, "/sync/edges", "is required with `graph: custom`"),
     ({"edges": [[0, 1]]}, "/sync/edges", "is required with `graph: custom`"),
     (CUSTOM | {"edges": [[0, 1], [2, 3]]}, "/sync/edges", "no path leads from rank 0 to rank 2"),
-    (CUSTOM | {"edges": [[0, 1], [1, 4]]}, "/sync/edges/1", "names rank 4, but the ranks are 0"),
+    (CUSTOM | {"edges": [[0, 1], [1, 4]]}, "/sync/edges/1", "contains rank 4, but the ranks are 0"),
     (CUSTOM | {"edges": [[1, 1]]}, "/sync/edges/0", "connects a rank to itself"),
     (CUSTOM | {"edges": [[0, -1]]}, "/sync/edges/0/1", "greater than or equal to 0"),
     (
@@ -202,7 +202,7 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
         (
             served(6, servers=2) | {"train": {"global_batch_size": 3}},
             "/train/global_batch_size",
-            "is 3, less than one sample for each of 4 workers",
+            "is 3, which is less than one sample for each of the 4 workers",
         ),
         (
             images(sync={"compression": {"name": "fp16", "ratio": 0.1}}),

@@ -31,7 +31,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             divided_gpt({"tensor": 2, "pipeline": 3}),
             "/parallel/pipeline",
-            "makes the product 6 (tensor 2 x pipeline 3), which does not divide "
+            "results in the product 6 (tensor 2 x pipeline 3), which does not divide "
             "resources.num_workers (4): set num_workers to 6, or pipeline to 4",
         ),
         (divided({"shard": 2, "data": 4}), "/parallel/data", "so data must be 2"),
@@ -41,7 +41,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             divided({"pipeline": 4}, model={"name": "resnet", "depth": 8}),
             "/parallel/pipeline",
-            "makes 4 stages, but the model has only 3 blocks: pipeline must be 3 or less",
+            "results in 4 stages, but the model has only 3 blocks: pipeline must be 3 or less",
         ),
         (divided_gpt({"tensor": 2, "zero": 1}), "/parallel/zero", "must be 2 or 3 with tensor"),
         (
@@ -50,8 +50,12 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
             "requires parallel.shard above 1",
         ),
         (divided({"zero": 1}), "/parallel/zero", "requires parallel.shard above 1"),
-        (divided({"auto": ["shard", "shard"]}), "/parallel/shard", "is automatic twice"),
-        (divided({"auto": ["shard"], "shard": "auto"}), "/parallel/shard", "is automatic twice"),
+        (divided({"auto": ["shard", "shard"]}), "/parallel/shard", "is set to auto more than once"),
+        (
+            divided({"auto": ["shard"], "shard": "auto"}),
+            "/parallel/shard",
+            "is set to auto more than once",
+        ),
         (divided({"auto": ["shard"], "shard": 2}), "/parallel/shard", "but also has a size"),
         (divided({"schedule": "gpipe"}), "/parallel/schedule", "parallel.pipeline above 1"),
         (divided({"stages_per_rank": 2}), "/parallel/stages_per_rank", "pipeline above 1"),
@@ -294,7 +298,7 @@ IN_MEMORY = {"checkpoint": {"in_memory": {"every_steps": 5}}}
         (
             divided({"shard": 4}, checkpoint={"in_memory": {"every_steps": 5, "copies": 4}}),
             "/checkpoint/in_memory/copies",
-            "has only 3 other workers: set it to 3 or less",
+            "are only 3 other workers to keep a worker's copies: set it to 3 or less",
         ),
         (SCRIPT | {"resources": {"num_workers": 2}} | IN_MEMORY, "/checkpoint/in_memory", "only"),
     ],

@@ -41,7 +41,7 @@ def test_a_batch_range_counts_steps_by_its_least_batch() -> None:
     assert JobSpec.model_validate(divided({})).train.samples_per_step == 256
 
 
-DIVISOR = "does not divide both the end of the range and train.global_batch_size"
+DIVISOR = "must divide both the end of the range and train.global_batch_size, but does not"
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_a_document_as_it_was_stored_before_there_were_more_models_is_read() -> 
         (
             images(resources={"num_workers": 300}),
             "/train/global_batch_size",
-            "less than one sample for each of 300 workers",
+            "less than one sample for each of the 300 workers",
         ),
         (SCRIPT | {"init_from": {"job": "job-1"}}, "/init_from", "is only for recipes"),
     ],

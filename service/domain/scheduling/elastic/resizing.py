@@ -57,7 +57,7 @@ def resized(holding: Holding, kept: Sequence[Slice], known: int, lacking: int) -
     """
     if known > holding.resize_number:
         raise NotItsOwn(
-            f"the report refers to grant {known}, but only {holding.resize_number} were made"
+            f"the report refers to grant {known}, but only {holding.resize_number} grants were made"
         )
     free = _by_node(holding.slices)
     free.subtract(_by_node(kept))

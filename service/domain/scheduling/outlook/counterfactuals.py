@@ -182,7 +182,7 @@ class JobQuestions:
         if found.at is None and found.not_before is None:
             return found
         number = sum(self._situation.left_out.values())
-        message = f"{number} more jobs are waiting, and some of them are ahead of this one"
+        message = f"{number} more jobs are waiting, and some of them are ahead of this job"
         bound = found.not_before if found.at is None else found.at
         return Expected(None, Reason("beyond_forecast", message), not_before=bound)
 

@@ -16,12 +16,12 @@ from service.domain.scheduling.rules.shares import Tier, UserStanding
 
 TIERS = {
     Tier.QUOTA: "within its queue's quota",
-    Tier.SHARE: "its queue is not ahead of its share",
+    Tier.SHARE: "its queue has not used more than its share",
     Tier.AHEAD: "its queue has used more than its share",
 }
 IN_TREE = {
     Tier.QUOTA: "within the quota of the queue {!r}",
-    Tier.SHARE: "the queue {!r} is not ahead of its share",
+    Tier.SHARE: "the queue {!r} has not used more than its share",
     Tier.AHEAD: "the queue {!r} has used more than its share",
 }
 STANDINGS = {
@@ -98,9 +98,11 @@ class Factors:
         rank, job = place.rank, place.job
         moved = "not moved to the front"
         if place.is_adopted:
-            moved = f"moved to the front, so it has the other factors of {place.as_job.job_id}"
+            moved = (
+                f"moved to the front, so its other factors are the factors of {place.as_job.job_id}"
+            )
         elif job.place:
-            moved = "moved to the front, but there is no job that it passes"
+            moved = "moved to the front, but it passes no job"
         return [
             *(RankFactor("tier", tier, message) for tier, message in _tiers(rank)),
             RankFactor("priority", rank.priority, f"priority {rank.priority}"),
@@ -145,9 +147,14 @@ def _compared(other: _Place, this: _Place) -> Precedence:
         name, message = "front", "moved to the front"
     else:
         numbers = f"number {other.job.seq} < {this.job.seq}"
-        name, message = "submission", f"both were moved to the front; submitted earlier ({numbers})"
+        name, message = (
+            "submission",
+            f"both jobs were moved to the front; the job ahead was submitted earlier ({numbers})",
+        )
     if name != "front" and other.is_adopted and other.as_job is not this.as_job:
-        message += f"; moved to the front, with the rank of {other.as_job.job_id}"
+        message += (
+            f"; the job ahead was moved to the front, and has the rank of {other.as_job.job_id}"
+        )
     return Precedence(other.job.job_id, name, message)
 
 
@@ -189,7 +196,7 @@ def _overdue(place: _Place) -> str:
     waited = f"not overdue: waited for {_duration(waited_s)}"
     if waited_s <= LONGEST_WAIT_S:
         return waited
-    return f"{waited}, but only the longest wait counts, of jobs that no limit blocks"
+    return f"{waited}, but among the jobs that no limit blocks, only the longest wait counts"
 
 
 def _work(place: _Place) -> str:

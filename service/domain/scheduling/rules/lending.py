@@ -170,8 +170,8 @@ class Lending:
                 shown = min(kept, idle) if idle > EPSILON else kept
                 message = (
                     f"{spoken(resource, shown)} that are not in use are kept for the queue "
-                    f"{first!r}"
-                    f"{' and others' if len(keeping) > 1 else ''}, by its lending limit"
+                    f"{first!r}{' and others' if len(keeping) > 1 else ''}, because of its lending "
+                    "limit"
                 )
                 found = number, message
         return found

@@ -160,7 +160,7 @@ class QueueTree:
             hint = f"create it first with `dray queue set {queue.parent}`"
             return Unfit("/parent", f"there is no queue {queue.parent!r}", hint)
         if queue.parent in self.under(name):
-            message = f"{queue.parent!r} is the queue itself or is under it, which forms a circle"
+            message = f"{queue.parent!r} is the queue itself or is under it, which forms a cycle"
             hint = f"choose a parent that is not under {name!r}"
             return Unfit("/parent", message, hint)
         deepest = max(len(self.path(each)) for each in self.under(name))

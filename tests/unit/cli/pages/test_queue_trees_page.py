@@ -25,10 +25,13 @@ def test_every_block_does_what_the_page_says(tmp_path: Path) -> None:
     assert re.search(r"^lab .*\n  language .*\n  vision ", made, flags=re.MULTILINE), rows
     assert "the queue 'lab' is the parent of other queues, so it holds no jobs" in refused
     assert "choose a queue under it: language, vision" in refused
-    assert "which forms a circle" in refused
+    assert "which forms a cycle" in refused
     assert "would add up to 7 CPU, but its quota is 6 CPU" in too_much
     assert "borrows    at most 4 CPU\n" in shown
-    assert "allowed    8 CPU more, by the quota and borrowing limit of vision (8 CPU)\n" in shown
+    assert (
+        "allowed    8 CPU more, according to the quota and borrowing limit of vision (8 CPU)\n"
+        in shown
+    )
     assert "children   language, vision\n" in shown
     assert re.search(r"^lab +- +1 +- +- +2.00", shared, flags=re.MULTILINE)
     assert re.search(r"^  vision +- +2 +- +- +2.00", shared, flags=re.MULTILINE)

@@ -22,6 +22,6 @@ def test_every_block_does_what_the_page_says(tmp_path: Path) -> None:
     assert "QUEUED" in created
     assert "the maintenance window 'disks' from" in overlaps
     assert "nodes      node8\n" in overlaps
-    assert overlaps.endswith("if it joins, it is included\n")
+    assert overlaps.endswith("the reservation includes this node if it joins the cluster\n")
     assert "there is no reservation 'other' for this job (at /reservation)" in refused
     assert in_python == "planned paper\n"

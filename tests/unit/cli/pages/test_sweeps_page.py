@@ -82,7 +82,7 @@ def test_every_block_does_what_the_page_says(tmp_path: Path) -> None:
     assert "compared by the best val/accuracy (higher is better); sampler: random" in shown
     (best,) = re.findall(r"^\d+ +best +SUCCEEDED +0\.\d+", shown, flags=re.MULTILINE)
     assert best in shown.splitlines()[4]
-    assert "trials that reached this step before had a better val/accuracy than 0." in shown
+    assert "trials that reached this step earlier had a better val/accuracy than 0." in shown
     assert " QUEUED: " in again
     assert "best {'train.optimizer.lr': 0.01} 0.08333" in by_sdk
     assert by_sdk.endswith(

@@ -22,7 +22,7 @@ def test_every_block_does_what_the_page_says(tmp_path: Path) -> None:
     assert "clocks are set forward from 2030-03-31T02:00:00 to 2030-03-31T03:00:00" in clocks
     assert "2029-10-28T02:30:00 occurs twice in Europe/Berlin" in clocks
     assert "job.yaml describes a job: image_classification on 1 worker" in clocks
-    assert "with max_runtime_s: 7200 it might run until later (at /deadline)" in refused
+    assert "with max_runtime_s: 7200 the job might run past its deadline (at /deadline)" in refused
     assert "its deadline, 2020-01-01 " in refused or "its deadline, 2019-12-31 " in refused
     assert "(at /singleton)" in singleton
     assert "run time   at most 2h00m, the default of its queue\n" in of_queue

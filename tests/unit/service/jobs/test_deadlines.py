@@ -49,7 +49,11 @@ CANCELLED = (JobState.CANCELLED, "deadline_passed")
     [
         ({}, 0, "has passed"),
         ({}, -HOUR, "has passed"),
-        ({"max_runtime_s": 3601}, HOUR, "with max_runtime_s: 3601 it might run until later"),
+        (
+            {"max_runtime_s": 3601},
+            HOUR,
+            "with max_runtime_s: 3601 the job might run past its deadline",
+        ),
     ],
 )
 async def test_a_deadline_that_can_not_be_met_is_refused(

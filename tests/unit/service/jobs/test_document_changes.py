@@ -361,5 +361,7 @@ async def test_a_trial_without_values_is_not_changed(service: Service) -> None:
     values = {"train.epochs": {"min": 1, "max": 9}}
     sweep = {"parameters": values, "sampler": "optuna", "trials": 2, "metric": "val/loss"}
     job_id = await service.submit(sweep=sweep)
-    with pytest.raises(JobNotWaiting, match="gets its parameter values when it starts"):
+    with pytest.raises(
+        JobNotWaiting, match="gets its parameter values and its document when it starts"
+    ):
         await changed(service, job_id, max_retries=2)

@@ -210,7 +210,7 @@ async def test_a_trial_that_is_worse_at_a_rung_is_stopped_and_has_not_failed(
     job = await service.jobs.get(jobs[2])
     assert (job.state, job.reason.code) == (JobState.CANCELLED, "stopped_early")
     assert job.reason.message == (
-        "stopped early at step 10: 2 of 2 trials that reached this step before had a better "
+        "stopped early at step 10: 2 of 2 trials that reached this step earlier had a better "
         "val/loss than 3, and only the best 1 in 2 continues"
     )
     codes = [event.code for event in await events_of(service, jobs[2], "state")]

@@ -164,7 +164,7 @@ async def test_one_that_was_stopped_past_its_lease_writes_nothing_when_it_is_let
     await comes_to(two, other, JobState.SUCCEEDED)
     stopped.go_on()
     await stands_by(one)
-    assert "lost the lease of the loops" in caplog.text
+    assert "lost the lease to run the loops" in caplog.text
     await comes_to(one, job_id, JobState.SUCCEEDED)
     assert await steps_of(one, job_id) == list(range(1, MANY + 1))
     for each in (job_id, other):

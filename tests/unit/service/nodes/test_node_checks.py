@@ -197,7 +197,7 @@ async def test_a_mistake_of_the_test_does_not_stop_the_cluster(lab: Lab) -> None
     await lab.step()
     assert len(await lab.withheld()) == 1
     messages = [shown.message for host in HOSTS if (shown := await lab.shown(host))]
-    assert sum("self-tests withhold at most 1 node of this cluster" in m for m in messages) == 2
+    assert sum("self-tests can withhold at most 1 node of this cluster" in m for m in messages) == 2
 
 
 async def test_the_only_node_is_never_withheld_by_a_test(lab: Lab) -> None:
@@ -208,7 +208,10 @@ async def test_the_only_node_is_never_withheld_by_a_test(lab: Lab) -> None:
     assert await lab.withheld() == []
     shown = await lab.shown("gpu-1")
     assert shown is not None
-    assert (shown.outcome, "no other node could get its work" in shown.message) == ("failed", True)
+    assert (shown.outcome, "no other node could take over its work" in shown.message) == (
+        "failed",
+        True,
+    )
 
 
 async def test_a_test_that_could_not_run_withholds_nothing(lab: Lab) -> None:

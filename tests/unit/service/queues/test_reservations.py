@@ -130,7 +130,7 @@ async def test_a_reservation_ends_in_a_year_in_which_it_can_be_changed(use: Rese
         ("2999-12-31T23:00:00Z", {"end_at": None, "duration_s": 10**8}),
         ("2999-12-31T20:00:00Z", {"end_at": "2999-12-31T23:30:00-01:00"}),
     ):
-        with pytest.raises(InvalidReservation, match="the last year is 2999") as told:
+        with pytest.raises(InvalidReservation, match="the latest year allowed is 2999") as told:
             await use.create(wanted("far", begin_at=begin_at, **end))
         assert told.value.pointer == f"/{[*end][-1]}"
     await use.create(wanted("far", begin_at="2999-12-31T20:00:00Z", end_at=None, duration_s="3h"))

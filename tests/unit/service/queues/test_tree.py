@@ -75,9 +75,9 @@ async def test_a_position_that_makes_no_sense_is_refused(service: Service) -> No
     await service.queue("c", parent="b")
     pointer, message, hint = await refused(service, "a", parent="c")
     assert pointer == "/parent"
-    assert "forms a circle" in message
+    assert "forms a cycle" in message
     assert hint == "choose a parent that is not under 'a'"
-    assert "forms a circle" in (await refused(service, "a", parent="a"))[1]
+    assert "forms a cycle" in (await refused(service, "a", parent="a"))[1]
     assert (await refused(service, "d", parent="nobody"))[1:] == (
         "there is no queue 'nobody'",
         "create it first with `dray queue set nobody`",

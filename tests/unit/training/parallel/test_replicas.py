@@ -179,7 +179,7 @@ def test_a_flipped_bit_of_a_divided_model_is_found(name: str, tmp_path: Path) ->
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"resources": {"num_workers": 1}}, "requires at least two replicas"),
     ({"parallel": {"shard": 4}}, "set parallel.data to 2 or more"),
-    ({"parallel": "auto"}, "requires axes that are numbers"),
+    ({"parallel": "auto"}, "requires numbers as the sizes of the axes"),
     ({"sync": {"every": 4}}, "requires sync.every 1"),
     ({"sync": "auto"}, "might choose copies that differ"),
     ({"sync": {"kind": "gossip"}}, "has no copies of the model that are equal"),

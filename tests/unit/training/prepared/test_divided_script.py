@@ -320,10 +320,13 @@ def _wrong(rank: int) -> None:
     with pytest.raises(ValueError, match="the optimizer already has state"):
         train.prepare(model, optimizer, blocks="layers.*")
     for division, message in (
-        ({"blocks": "layers.*"}, "layers.0.up.weight and layers.1.up.weight are one parameter"),
+        (
+            {"blocks": "layers.*"},
+            "layers.0.up.weight and layers.1.up.weight are the same parameter",
+        ),
         (
             {"tensor": 2, "tensor_plan": {"layers.0.up": ColwiseParallel()}},
-            "are one parameter, but tensor_plan divides them in different ways",
+            "are the same parameter, but tensor_plan divides them in different ways",
         ),
     ):
         preparing._state = preparing._State()

@@ -134,7 +134,7 @@ def test_a_rank_is_lost_in_the_first_batch_with_an_exchange_after_a_step(tmp_pat
     for rank in (0, 1):
         (error,) = frames(tmp_path, rank=rank, kind="error")
         assert error["cause"] == "worker_lost"
-        assert "for the first time, exchanged gradients after an optimizer" in error["message"]
+        assert "for the first time: it exchanged gradients after an optimizer" in error["message"]
         assert "latest checkpoint, or starts over if it has none" in error["message"]
 
 

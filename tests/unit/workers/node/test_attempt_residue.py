@@ -94,7 +94,7 @@ def test_memory_of_the_dead_keeps_a_gpu_from_being_free(tmp_path: Path, holder: 
     session_records.write_session(tmp_path, record(pid=OF_THE_DEAD, gpus="GPU-1"))
     found = left(tmp_path, gpu=FakeGpuMemory({holder: 3 << 20, os.getpid(): 1 << 30}))
     assert (found.pids, found.gpu_bytes, len(found)) == ((), {"GPU-1": 3 << 20}, 1)
-    assert found.sentence() == "GPU GPU-1: 3 MiB still held for dead processes"
+    assert found.sentence() == "GPU GPU-1: 3 MiB still allocated to processes that have ended"
     clean = FakeGpuMemory({os.getpid(): 1 << 30})  # other processes may use it
     assert not left(tmp_path, gpu=clean)
     assert clean.asked == ["GPU-1"]

@@ -54,7 +54,7 @@ async def test_complete_replicas_continue_and_the_rest_joins_the_next_newcomer(
     assert job.group.indices == [[2, 3]]
     _, report = job.reports.all[-1]
     assert (report["world_size"], report["lacking"]) == (2, 0)
-    assert "1 without work until there are enough for another replica" in report["message"]
+    assert "leaves 1 idle until there are enough for another replica" in report["message"]
     newcomer = member_of(4)
     newcomer.is_placed = False
     job.group.members.append(newcomer)

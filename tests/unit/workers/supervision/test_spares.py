@@ -479,7 +479,7 @@ async def test_a_spare_that_does_not_complete_a_replica_waits_for_the_next_newco
     assert job.standing.spares == []
     (size,) = job.reports.of(FrameKind.RESIZED)
     assert (size["world_size"], size["lacking"]) == (2, 0)
-    assert "1 without work until there are enough for another replica" in size["message"]
+    assert "leaves 1 idle until there are enough for another replica" in size["message"]
     job.recovery.confirm([])
     assert await grants(job, "o", num_members=4)
     await until(lambda: len(job.standing.indices) == 2)

@@ -229,7 +229,9 @@ class MaskedCollector(UpdateCollector):
             return
         named = [f"client {client}: {lie}" for client, lie in sorted(found.items())]
         more = f"; and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
-        message = f"excluded from all later rounds because they sent false data in round {step}: "
+        message = (
+            f"clients that sent false data in round {step} are excluded from all later rounds: "
+        )
         message += "; ".join(named[:MAX_NAMED]) + more
         log(message)
         self._report(RoundTroubleReport(step, sorted(found), message))

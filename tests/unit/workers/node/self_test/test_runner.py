@@ -154,7 +154,7 @@ async def test_the_test_is_given_up_when_a_job_starts_on_its_gpu(tmp_path: Path)
     node.records = [record(job_id="j", gpus="GPU-1")]
     test = await node.run()
     assert outcomes(test) == ["untested", "untested"]
-    assert test.message == "the test was given up, because a job started on GPU 1: j"
+    assert test.message == "the test was stopped, because a job started on GPU 1: j"
     assert not started_ticks(pid)
 
 

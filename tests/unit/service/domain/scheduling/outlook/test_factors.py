@@ -90,7 +90,10 @@ def test_each_factor_is_told_in_words_with_both_values() -> None:
     factors = Factors(snapshots.snapshot(jobs, (), {"n": 8.0}, used_s=used_s), NOW)
     told = {each.job_id: (each.decided_by, each.message) for each in factors.ahead("this", 20)}
     assert told == {
-        "moved": ("priority", "priority 60 > 50; moved to the front, with the rank of urgent"),
+        "moved": (
+            "priority",
+            "priority 60 > 50; the job ahead was moved to the front, and has the rank of urgent",
+        ),
         "urgent": ("priority", "priority 60 > 50"),
         "others": (
             "standing",
@@ -113,7 +116,7 @@ def test_each_factor_is_told_in_words_with_both_values() -> None:
         ),
     }
     assert [(each.name, each.message) for each in factors.of("small")] == [
-        ("tier", "its queue is not ahead of its share"),
+        ("tier", "its queue has not used more than its share"),
         ("priority", "priority 50"),
         ("standing", "its owner has used more than their share"),
         ("usage", "its owner has used 200% of their share"),
