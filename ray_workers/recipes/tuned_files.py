@@ -108,6 +108,7 @@ def _write_merged(
                 scaling(adapter),
                 is_transposed=layers[targets[key]].is_transposed,
             )
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
         save_file(weights, folder / file, results.METADATA)
     if base.weight_files != [base_files.SINGLE]:
         shutil.copyfile(base.paths[base_files.INDEX], folder / base_files.INDEX)

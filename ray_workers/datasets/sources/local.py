@@ -67,7 +67,7 @@ class LocalOrigin:
                     raise broken(f"file://{parent}/{name}", fault)
             for name in names:
                 path = Path(parent, name)
-                if not is_data(name) or path.suffix.lower() not in self._suffixes:
+                if not is_data(name) or not name.lower().endswith(self._suffixes):
                     continue
                 target = self._allowed(path, f"file://{path}") if path.is_symlink() else path
                 try:

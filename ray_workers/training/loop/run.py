@@ -9,6 +9,7 @@ from ray_workers.shared.job_log import log
 from ray_workers.training.core.errors import LeaveRequested
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
+from ray_workers.training.loop.result import store_files
 from ray_workers.training.loop.trainer import Trainer
 
 
@@ -20,6 +21,7 @@ def run(task: RankTask, spec: JobSpec, workload: Workload, page: HeartbeatPage) 
     if task.rank == 0 and task.incarnation == 0:
         for line in workload.about:
             log(line)
+        store_files(workload.files)
     rendezvous = RendezvousHandler(task, page)
     trainer = Trainer(task, spec, workload, page)
     trainer.strategy.run(trainer, rendezvous, train)

@@ -42,7 +42,7 @@ def test_a_document_is_the_same_after_it_was_written() -> None:
         ({"model": {**BASE, "adapter": "dora"}}, "/model/pretrained/adapter/kind", "'lora'"),
         ({"method": "dpo"}, "/method/name", "'sft'"),
         ({"method": {"max_length": 1}}, "/method/max_length", "greater than or equal to 2"),
-        ({"data": {"source": "file:///a.csv"}}, "/data/source", "reads only jsonl"),
+        ({"data": {"source": "file:///a.npz"}}, "/data/source", "reads only jsonl, parquet, csv"),
         ({"train": {"ema": {}}}, "/train/ema", "is not supported by the recipe fine_tuning"),
         ({"train": {"compile": True}}, "/train/compile", "is not supported"),
         (
