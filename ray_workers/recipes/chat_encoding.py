@@ -251,10 +251,10 @@ def _recognised(location: str, record: Mapping[str, Any]) -> str:
         found = [form for form, keys in FORMS.items() if any(key in record for key in keys)]
     if not found:
         forms = "; ".join(f"{form}: {', '.join(keys)}" for form, keys in FORMS.items())
+        given = f"the fields {listed(record)}" if record else "no fields"
         raise broken(
             location,
-            f"has the fields {listed(record)}, which belong to no form of examples. The forms and "
-            f"their fields are {forms}",
+            f"has {given}, but it needs the fields of one form of examples: {forms}",
         )
     if len(found) > 1:
         raise broken(

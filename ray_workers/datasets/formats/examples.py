@@ -171,7 +171,8 @@ class _Builder:
     def __init__(
         self, shop: Workshop, data: spec.Data, options: spec.Sft, encoder: Encoder
     ) -> None:
-        self._data, self._options = data, options
+        self._options = options
+        self._data = data
         self._shop, self._encoder = shop, encoder
         types = {
             "ids": np.uint32,

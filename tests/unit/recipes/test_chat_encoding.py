@@ -113,7 +113,10 @@ def test_calls_of_tools_have_their_arguments_as_objects(tokenizers: Any) -> None
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "no known key": ({"question": "x"}, "has the fields 'question', which belong to no form"),
+    "no known key": (
+        {"question": "x"},
+        "has the fields 'question', but it needs the fields of one form",
+    ),
     "no messages": ({"messages": []}, "empty or not a list"),
     "no answer": ({"messages": [USER]}, "has no answer: no message has the role assistant"),
     "a question at the end": (

@@ -27,6 +27,20 @@ def job(source: str, tokenizer: str | None = None) -> JobSpec:
     return JobSpec.model_validate(document)
 
 
+async def test_each_source_of_examples_is_checked() -> None:
+    secret = "http://169.254.169.254/a.jsonl"
+    fine = "file:///a.jsonl"
+    for data, pointer in (
+        ({"sources": [{"source": fine}, {"source": secret}]}, "/data/sources/1/source"),
+        ({"sources": [{"source": secret}]}, "/data/sources/0/source"),
+        ({"source": fine, "validation": secret}, "/data/validation"),
+    ):
+        document = {"recipe": "fine_tuning", "model": {"base": "file:///b"}, "data": data}
+        with pytest.raises(DataSourceForbidden) as raised:
+            await data_policy.refuse_forbidden(JobSpec.model_validate(document), DataPolicy.open())
+        assert raised.value.pointer == pointer
+
+
 def answer_with(address: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Resolve all names to this address; return the list of resolved names."""
     asked = []
