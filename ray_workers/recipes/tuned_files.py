@@ -81,9 +81,10 @@ def _write_adapter(
 
 
 def _as_path(url: str) -> str:
-    """Return the path of a folder on this node; peft does not accept a URL."""
+    """Return the path of a folder on this node, or the name on the hub; peft does not accept a
+    URL."""
     parts = urlsplit(url)
-    return unquote(parts.path) if parts.scheme == "file" else url
+    return unquote(parts.path) if parts.scheme == "file" else base_files.public_name(url)
 
 
 def _write_merged(
@@ -130,7 +131,7 @@ def _card(
         kind = f"an adapter ({adapter.kind} of rank {adapter.rank})"
     return f"""---
 library_name: transformers
-base_model: {json.dumps(options.base)}
+base_model: {json.dumps(base_files.public_name(options.base))}
 ---
 
 # {document.name}

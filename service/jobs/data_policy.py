@@ -17,6 +17,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from dray.spec import Data, Environment, Gpt, Imported, JobSpec, Pretrained
+from dray.spec.program import base_files
 from dray.spec.program.code import RemoteCode
 from ray_workers.shared.net_policy import (
     Address,
@@ -49,7 +50,7 @@ async def refuse_forbidden(spec: JobSpec, policy: DataPolicy) -> None:
     if isinstance(spec.model, Gpt | Imported) and spec.model.tokenizer is not None:
         await _check(spec.model.tokenizer, "/model/tokenizer", policy)
     if isinstance(spec.model, Pretrained):
-        await _check(spec.model.base, "/model/base", policy)
+        await _check(base_files.web_address(spec.model.base), "/model/base", policy)
     if (code := spec.remote_code) is not None:
         await _check(code.address, f"/script/code/{'git' if code.git else 'url'}", policy)
         await _check_encryption(code, AllowedHosts(policy.private_hosts))

@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
 from dray.spec.fields import ColumnName, Document, Int, Number, PlainText, Sha256, Size
+from dray.spec.program import base_files
 
 SKLEARN_SETS: Final = ("breast_cancer", "diabetes", "digits", "iris", "wine")
 SCHEMES: Final = ("file", "http", "https", "s3", "sklearn")
@@ -94,6 +95,28 @@ SourceUrl = Annotated[
 ]
 
 
+def _base_url(value: str) -> str:
+    if value.startswith("hf://"):
+        if re.match(base_files.OF_HUB, value) is None:
+            raise ValueError(
+                "must name a model on the hub with its revision, hf://org/name@COMMIT: COMMIT are "
+                "the 40 hexadecimal digits of a commit, which always has the same files"
+            )
+        return value
+    if not value.startswith(("file:", "s3:", "http:", "https:")):
+        raise ValueError(
+            "must be the URL of a folder: file:///path, s3://bucket/prefix, https://host/path or "
+            "hf://org/name@COMMIT"
+        )
+    return _source_url(value)
+
+
+BaseUrl = Annotated[
+    PlainText,
+    StringConstraints(min_length=1, max_length=2048),
+    AfterValidator(_base_url),
+    Field(json_schema_extra={"pattern": _OF_A_URL}),
+]
 CredentialsName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")]
 
 

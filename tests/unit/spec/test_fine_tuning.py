@@ -36,8 +36,15 @@ def test_a_document_is_the_same_after_it_was_written() -> None:
     [
         ({"model": {}}, "/model/pretrained/base", "Field required"),
         ({"model": {"base": "sklearn://iris"}}, "/model/pretrained/base", "URL of a folder"),
-        ({"model": {"base": "llama"}}, "/model/pretrained/base", "must be a URL"),
-        ({"model": {"base": "https://a.b/c"}}, "/model/pretrained/base", "s3://bucket/prefix"),
+        ({"model": {"base": "llama"}}, "/model/pretrained/base", "URL of a folder"),
+        ({"model": {"base": "https:///c"}}, "/model/pretrained/base", "names no host"),
+        ({"model": {"base": "hf://org/name"}}, "/model/pretrained/base", "with its revision"),
+        ({"model": {"base": "hf://org/name@main"}}, "/model/pretrained/base", "40 hexadecimal"),
+        (
+            {"model": {"base": f"hf://org/../name@{'0' * 40}"}},
+            "/model/pretrained/base",
+            "hf://org/name@COMMIT",
+        ),
         ({"model": {"name": "gpt"}}, "/model/name", "must be one of pretrained"),
         ({"model": {**BASE, "adapter": "dora"}}, "/model/pretrained/adapter/kind", "'lora'"),
         ({"method": "dpo"}, "/method/name", "'sft'"),
