@@ -26,6 +26,7 @@ index names are added."""
 PICKLED: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 """The names of pickled weights on a web server."""
 HUB: Final = "https://huggingface.co"
+OF_JOB: Final = r"^job://(job-[0-9a-z]{1,60})$"
 OF_HUB: Final = r"^hf://[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*@[0-9a-f]{40}$"
 
 
@@ -35,6 +36,12 @@ def web_address(base: str) -> str:
         return base
     name, _, revision = base.removeprefix("hf://").partition("@")
     return f"{HUB}/{name}/resolve/{revision}"
+
+
+def job_of(base: str) -> str | None:
+    """Return the id of the job whose result is the base; None for another base."""
+    found = re.match(OF_JOB, base)
+    return found[1] if found else None
 
 
 def public_name(base: str) -> str:

@@ -202,8 +202,9 @@ class Pretrained(Document):
     """Selects this model."""
     base: BaseUrl
     """URL of a folder with `config.json`, weights as safetensors, and a tokenizer: `file:///path`,
-    which must be readable on every node, `s3://bucket/prefix`, `https://host/path`, or
-    `hf://org/name@COMMIT` for a model on Hugging Face's hub."""
+    which must be readable on every node, `s3://bucket/prefix`, `https://host/path`,
+    `hf://org/name@COMMIT` for a model on Hugging Face's hub, or `job://ID` for the result of
+    another job that has succeeded."""
     credentials: CredentialsName | None = None
     """Name of a credentials file for the base, as in `data.credentials`."""
     adapter: Annotated[

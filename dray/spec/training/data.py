@@ -103,10 +103,14 @@ def _base_url(value: str) -> str:
                 "the 40 hexadecimal digits of a commit, which always has the same files"
             )
         return value
+    if value.startswith("job://"):
+        if base_files.job_of(value) is None:
+            raise ValueError("must name a job by its id, such as job://job-0abc")
+        return value
     if not value.startswith(("file:", "s3:", "http:", "https:")):
         raise ValueError(
-            "must be the URL of a folder: file:///path, s3://bucket/prefix, https://host/path or "
-            "hf://org/name@COMMIT"
+            "must be the URL of a folder: file:///path, s3://bucket/prefix, https://host/path, "
+            "hf://org/name@COMMIT or job://ID"
         )
     return _source_url(value)
 

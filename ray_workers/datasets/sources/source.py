@@ -20,6 +20,7 @@ from ray_workers.datasets.core.types import Listed, Listing, Origin, TransferErr
 from ray_workers.datasets.sources.credentials import load_credentials
 from ray_workers.datasets.sources.local import LocalOrigin
 from ray_workers.datasets.sources.node_cache import NodeCache
+from ray_workers.datasets.sources.results import ResultOrigin
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError, SourceUnavailableError
 
@@ -287,6 +288,8 @@ def _origin(
     scheme = urlsplit(url).scheme
     if scheme == "file":
         return LocalOrigin(url, policy, suffixes)
+    if scheme == "job":
+        return ResultOrigin(url, policy, suffixes)
     options = load_credentials(policy.credentials_dir, credentials)
     if scheme in ("http", "https") and names:
         from ray_workers.datasets.sources.http_folder import HttpFolderOrigin

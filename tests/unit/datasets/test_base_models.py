@@ -13,10 +13,11 @@ import pytest
 
 from dray.spec import Pretrained
 from dray.spec.program import base_files
+from dray.train.files import store
 from ray_workers.datasets.formats.base_models import open_base
 from ray_workers.datasets.sources import source
 from ray_workers.datasets.sources.s3 import S3Origin
-from ray_workers.shared.node_needs import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy, ResultFile
 from ray_workers.training.core.errors import DataError
 from tests.object_store import ObjectStore
 from tests.unit.datasets.test_s3 import cloud as cloud
@@ -196,3 +197,30 @@ def test_a_base_that_is_too_large_for_the_cache_is_refused(web: Web, near: DataP
     small = replace(near, cache_limit_bytes=4000)
     with pytest.raises(DataError, match=r"more than 4,000 bytes, the limit of a node's cache"):
         open_base(Pretrained(base=url), small, 16)
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_the_result_of_another_job_is_a_base(
+    policy: DataPolicy, tmp_path: Path, is_local: bool
+) -> None:
+    storage = tmp_path.as_uri() if is_local else f"memory://{tmp_path.name}"
+    written = {**FILES, "README.md": b"card"}
+    results = []
+    for name, content in written.items():
+        path = tmp_path / "artifact" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        size, sha256 = store(path, f"{storage}/{name}")
+        results.append(ResultFile(name, f"{storage}/{name}", size, sha256))
+    model = Pretrained(base="job://job-1a")
+    allowed = replace(policy, result=tuple(results), file_roots=())
+    found = open_base(model, allowed, 16)
+    assert {name: path.read_bytes() for name, path in found.paths.items()} == FILES
+    assert open_base(model, allowed, 16).sha256 == found.sha256
+    with pytest.raises(DataError, match=r"job://job-1a: has no result: the job does not exist"):
+        open_base(model, policy, 16)
+    if is_local:
+        (tmp_path / "model.safetensors").unlink()
+        emptied = replace(allowed, cache_dir=str(tmp_path / "other"))
+        with pytest.raises(DataError, match=r"model.safetensors: can't be read: No such file"):
+            open_base(model, emptied, 16)
