@@ -23,6 +23,8 @@ from ray_workers.training.data.sampler import derive_seed
 NUM_SHOWN = 3
 MAX_SHOWN_TOKENS = 400
 """Number of tokens of an example that the log shows."""
+MAX_LISTED_TOKENS = 20_000
+"""Number of tokens of an example that the report lists one by one."""
 
 
 @dataclass(frozen=True)
@@ -192,10 +194,12 @@ def shown(examples: Examples, number: int, tokenizer: Any) -> dict[str, Any]:
     return {
         "number": number + 1,
         "is_truncated": bool(examples.is_cut[number]),
+        "num_tokens": len(ids),
+        "num_counted": sum(counts),
         "spans": spans,
         "tokens": [
             {"id": one, "text": tokenizer.decode([one]), "counts": counted}
-            for one, counted in zip(ids, counts, strict=True)
+            for one, counted in zip(ids[:MAX_LISTED_TOKENS], counts, strict=False)
         ],
     }
 
@@ -233,8 +237,7 @@ def lines(sets: ExampleSets, found: Mapping[str, Any]) -> Iterator[str]:
 
 def _line(one: Mapping[str, Any]) -> str:
     """Return an example as one line, with the tokens that count between « and »."""
-    total = len(one["tokens"])
-    counted = sum(token["counts"] for token in one["tokens"])
+    total, counted = one["num_tokens"], one["num_counted"]
     parts = []
     left = MAX_SHOWN_TOKENS
     for span in one["spans"]:
