@@ -28,7 +28,7 @@ MAX_LISTED_TOKENS = 20_000
 
 
 @dataclass(frozen=True)
-class Part:
+class SourceExamples:
     """The examples of one source."""
 
     location: str
@@ -49,7 +49,7 @@ class ExampleSets:
     """Numbers of the examples of an epoch, in ascending order. An example that an epoch contains
     twice is listed twice."""
     validation: Rows
-    parts: Sequence[Part]
+    parts: Sequence[SourceExamples]
     """The sources, of which the last can contain the validation examples."""
 
     @property
@@ -82,7 +82,7 @@ def open_sets(
     repeats = [1.0] if data.sources is None else [one.repeat for one in data.sources]
     starts = np.cumsum([0, *map(len, opened)])
     parts = [
-        Part(
+        SourceExamples(
             location_of(one.source), found.form, one.examples is None, start + np.arange(len(found))
         )
         for one, found, start in zip(sources, opened, starts, strict=False)
@@ -90,14 +90,15 @@ def open_sets(
     training, validation = _divided(data, opened, parts, seed)
     if data.sources is not None:
         training, parts = _repeated(parts, training, repeats, seed)
-    prints = [one.fingerprint for one in opened]
-    text = json.dumps([prints, repeats, data.validation is not None])
-    fingerprint = hashlib.sha256(text.encode()).hexdigest()
+    fingerprint = opened[0].fingerprint
+    if data.sources is not None or data.validation is not None:
+        text = json.dumps([[one.fingerprint for one in opened], repeats])
+        fingerprint = hashlib.sha256(text.encode()).hexdigest()
     return ExampleSets(joined(opened, fingerprint), training, validation, parts)
 
 
 def _divided(
-    data: spec.Data, opened: Sequence[Examples], parts: Sequence[Part], seed: int
+    data: spec.Data, opened: Sequence[Examples], parts: Sequence[SourceExamples], seed: int
 ) -> tuple[Rows, Rows]:
     """Return the numbers of the training and of the validation examples. The examples of the
     sources that have no split of their own are divided together."""
@@ -128,8 +129,8 @@ def _divided(
 
 
 def _repeated(
-    parts: Sequence[Part], training: Rows, repeats: Sequence[float], seed: int
-) -> tuple[Rows, list[Part]]:
+    parts: Sequence[SourceExamples], training: Rows, repeats: Sequence[float], seed: int
+) -> tuple[Rows, list[SourceExamples]]:
     """Return the examples of an epoch, and the parts with their repeats."""
     rows: list[Rows] = []
     found = [*parts]
@@ -145,7 +146,9 @@ def _repeated(
                 f"increase data.sources/{number}/repeat, or leave the source out",
             )
         rows += [np.tile(own, whole), more]
-        found[number] = Part(part.location, part.form, part.is_recognised, part.examples, repeat)
+        found[number] = SourceExamples(
+            part.location, part.form, part.is_recognised, part.examples, repeat
+        )
     return np.sort(np.concatenate(rows)), found
 
 

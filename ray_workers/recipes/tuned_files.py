@@ -126,6 +126,7 @@ def _card(
     """Return the model card, in the format of Hugging Face's hub."""
     measured = "\n".join(f"| `{key}` | {value:.6g} |" for key, value in sorted(metrics.items()))
     written = json.dumps(document.without_defaults(), indent=1)
+    sources = ", ".join(f"`{one.source.split('?', 1)[0]}`" for one in document.data.mixed)
     kind, adapter = "all weights", options.adapter
     if adapter is not None:
         kind = f"an adapter ({adapter.kind} of rank {adapter.rank})"
@@ -142,7 +143,7 @@ A language model that was fine-tuned by dray: {kind}, {step:,} steps.
 |---|---|
 | base | `{options.base}` |
 | SHA-256 of the base's files | `{base.sha256}` |
-| data | `{document.data.source.split("?", 1)[0]}` |
+| data | {sources} |
 | SHA-256 of the examples | `{data}` |
 
 | metric | value |

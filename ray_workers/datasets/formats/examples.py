@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -144,7 +144,7 @@ def open_examples(
 def joined(parts: Sequence[Examples], fingerprint: str) -> Examples:
     """Return the examples of several sources, one after another, without a split."""
     if len(parts) == 1:
-        return parts[0]
+        return replace(parts[0], fingerprint=fingerprint)
     starts = np.cumsum([0, *(part.ends[-1] for part in parts)])
     arrays: dict[str, Any] = {
         name: np.concatenate([getattr(part, name) for part in parts]) for name in ARRAYS

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from urllib.parse import quote, urlsplit
 
@@ -51,20 +51,22 @@ class HttpFolderOrigin:
     def fetch(self, file: Listed, sink: Sink) -> None:
         self._file(file.name).fetch(file, sink)
 
-    def _existing(self, names: Iterable[str]) -> list[Listed]:
-        async def look_all() -> list[Listed | None]:
-            free = asyncio.Semaphore(AT_ONCE)
+    def _existing(self, names: Sequence[str]) -> list[Listed]:
+        """Return the files with these names that exist."""
+        found: list[Listed] = []
+        for start in range(0, len(names), AT_ONCE):
+            part = asyncio.run(self._looked_up(names[start : start + AT_ONCE]))
+            found += [file for file in part if file is not None]
+        return found
 
-            async def look(name: str) -> Listed | None:
-                async with free:
-                    try:
-                        return await self._file(name).look()
-                    except NoSuchFileError:
-                        return None
+    async def _looked_up(self, names: Sequence[str]) -> list[Listed | None]:
+        return await asyncio.gather(*map(self._look, names))
 
-            return await asyncio.gather(*map(look, names))
-
-        return [file for file in asyncio.run(look_all()) if file is not None]
+    async def _look(self, name: str) -> Listed | None:
+        try:
+            return await self._file(name).look()
+        except NoSuchFileError:
+            return None
 
     def _named_in_index(self, found: list[Listed]) -> list[str]:
         """Return the names of the files of weights; an empty list if the index is damaged, which

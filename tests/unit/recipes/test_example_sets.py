@@ -81,6 +81,25 @@ def test_an_epoch_contains_each_example_as_often_as_the_document_says(
     assert workload(home, data).fingerprint == work.fingerprint
 
 
+def test_a_mixture_is_known_by_its_sources_and_repeats(home: Path, tmp_path: Path) -> None:
+    """A job does not continue with another mixture, and the model card names all sources."""
+    one, other = (write(home, f"{n}.jsonl", tiny.texts(9, seed=n)) for n in (31, 32))
+    mixtures: list[dict[str, Any]] = [
+        {"source": one},
+        {"sources": [{"source": one}]},
+        {"sources": [{"source": one, "repeat": 2}]},
+        {"sources": [{"source": one}, {"source": other}]},
+        {"sources": [{"source": one}, {"source": other, "repeat": 2}]},
+        {"sources": [{"source": other}, {"source": one}]},
+        {"source": one, "validation": other},
+    ]
+    works = [workload(home, data) for data in mixtures]
+    assert len({work.fingerprint for work in works}) == len(mixtures)
+    works[3].write_results(works[3].model, {}, 1, tmp_path)
+    card = (tmp_path / "README.md").read_text()
+    assert f"| data | `{one}`, `{other}` |" in card
+
+
 def test_sources_without_a_split_are_divided_together(home: Path) -> None:
     one, other = different(20, 1), different(20, 2)
     data = {
