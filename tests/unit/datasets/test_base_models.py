@@ -180,6 +180,7 @@ BROKEN: dict[str, tuple[dict[str, Answer], str]] = {
 def test_an_unfit_base_on_a_web_server_is_refused(web: Web, near: DataPolicy, name: str) -> None:
     answers, message = BROKEN[name]
     url = put(web, "/m", SHARDED)
+    put(web, "", {"x.safetensors": b"outside of the folder"})
     web.answers |= {f"/m/{file}": answer for file, answer in answers.items()}
     with pytest.raises(DataError, match=message):
         _ = open_base(Pretrained(base=url), near, 16).weight_files

@@ -24,7 +24,8 @@ from ray_workers.training.core.errors import DataError
 from tests.unit.recipes import tiny_models as tiny
 
 TEMPLATE = (
-    "{% if tools is defined and tools %}{{ tools | length }};{% endif %}"
+    "{% if tools is defined and tools %}{% for t in tools %}{{ t.function | length }}{% endfor %};"
+    "{% endif %}"
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}"
     "{% if 'tool_calls' in m %}{% for c in m.tool_calls %}{{ c.function.name }}"
     "{% for k, v in c.function.arguments.items() %} {{ k }}={{ v }}{% endfor %}{% endfor %}"
@@ -61,8 +62,9 @@ def text(generator: random.Random) -> str:
     return tiny.sentence(generator) + extra
 
 
-def turns(generator: random.Random) -> list[Record]:
-    """Return a conversation, some with a system message, a name, a weight, or calls of tools."""
+def turns(generator: random.Random, *, has_objects: bool = False) -> list[Record]:
+    """Return a conversation, some with a system message, a name, a weight, or calls of tools.
+    has_objects: whether the arguments of calls are objects instead of JSON in a string."""
     found: list[Record] = []
     if generator.random() < 0.3:
         found.append({"role": "system", "content": text(generator)})
@@ -71,7 +73,8 @@ def turns(generator: random.Random) -> list[Record]:
         if generator.random() < 0.3:
             found[-1]["name"] = generator.choice(tiny.WORDS)
         if generator.random() < 0.3:
-            arguments = json.dumps({"city": generator.choice(tiny.WORDS), "days": None})
+            given: Record = {generator.choice(("city", "days")): generator.choice(tiny.WORDS)}
+            arguments: Any = given if has_objects else json.dumps({**given, "unit": None})
             call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
             found.append({"role": "assistant", "content": None, "tool_calls": [call]})
             found.append({"role": "tool", "content": text(generator)})
@@ -87,6 +90,13 @@ def messages(generator: random.Random) -> Record:
     if generator.random() < 0.4:
         record["tools"] = [{"type": "function", "function": {"name": "f"}}]
     return record
+
+
+def objects(generator: random.Random) -> Record:
+    """Return calls and tools as objects with different fields, which are columns in Parquet."""
+    more = generator.choice([{}, {"description": "x"}, {"strict": True, "description": "y"}])
+    tools = [{"type": "function", "function": {"name": "f", **more}}]
+    return {"messages": turns(generator, has_objects=True), "tools": tools}
 
 
 def completion(generator: random.Random) -> Record:
@@ -119,7 +129,7 @@ def plain_text(generator: random.Random) -> Record:
 
 MAKERS: dict[str, Callable[[random.Random], Record]] = {
     one.__name__: one
-    for one in (messages, completion, prompt_messages, sharegpt, alpaca, plain_text)
+    for one in (messages, objects, completion, prompt_messages, sharegpt, alpaca, plain_text)
 }
 
 
