@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from dray.spec.authoring.describing import Part, parts
 from dray.spec.fields import TAG_FIELDS
-from dray.spec.program.recipes import FORMATS_OF, RECIPES
+from dray.spec.program.recipes import OPTIONAL, RECIPES
 from dray.spec.training.parallel import MODELS_OF
 
 _HEAD = """# The job document
@@ -83,8 +83,8 @@ def takes(recipe: str, path: str) -> bool:
     options = RECIPES[recipe]
     part, _, field = path.partition(".")
     option = field.partition(".")[0]
-    if part == "data" and option in FORMATS_OF:
-        return bool({*FORMATS_OF[option]} & {*options.formats})
+    if part == "data" and option in OPTIONAL:
+        return options.reads(option)
     if path == "data.classes":
         return options.reads_masks
     return options.classifies if path == "train.label_smoothing" else True

@@ -18,13 +18,29 @@ from ray_workers.datasets.formats.examples import Encoded
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
-FORMS = {
-    "messages": "messages",
-    "prompt": "prompt and completion",
-    "text": "text",
+FORMS: Mapping[str, tuple[str, ...]] = {
+    "messages": ("messages",),
+    "completion": ("prompt", "completion"),
+    "text": ("text",),
+    "sharegpt": ("conversations",),
+    "alpaca": ("instruction", "output"),
 }
-"""The key that identifies each form of an example, and a name of the form."""
-HELP = "{messages: [...]}, {prompt: ..., completion: ...} or {text: ...}"
+"""The fields by which each form of an example is recognised (`data.examples`)."""
+SENDERS = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "observation": "tool",
+}
+"""The role for each value of `from` in ShareGPT's form."""
+ALPACA = (
+    "Below is an instruction that describes a task{more}. Write a response that appropriately "
+    "completes the request.\n\n### Instruction:\n{instruction}{input}\n\n### Response:\n"
+)
+"""The prompt of Stanford Alpaca, for tokenizers without a chat template."""
 
 Message = dict[str, Any]
 Span = tuple[int, int]
@@ -33,35 +49,79 @@ Span = tuple[int, int]
 class ExampleEncoder:
     """Encodes the examples of one data set, which all have the same form."""
 
-    def __init__(self, tokenizer: Any, options: spec.Sft) -> None:
-        """tokenizer: a fast tokenizer of transformers."""
+    def __init__(self, tokenizer: Any, options: spec.Sft, form: str | None = None) -> None:
+        """tokenizer: a fast tokenizer of transformers. form: key in `FORMS`; None to recognise it
+        by the fields of the examples."""
         self._tokenizer = tokenizer
         self._all = options.loss == "all"
-        self.form: str | None = None
+        self._given = form
+        self.form = form
         """Key in `FORMS` of the examples so far."""
 
     def encode(self, location: str, record: Mapping[str, Any]) -> Encoded:
         """Return the tokens of an example. Raises DataError."""
-        form = next((form for form in FORMS if form in record), None)
-        if form is None:
-            raise broken(location, f"has the keys {listed(record)}; an example is {HELP}")
+        record = {key: value for key, value in record.items() if value is not None}
+        form = self._given or _recognised(location, record)
         if self.form not in (None, form):
             raise broken(
                 location,
-                f"has {FORMS[form]}, but the lines before it have {FORMS[self.form or form]}: all "
-                "examples must have the same form",
+                f"has the form {form}, but the lines before it have the form {self.form}: all "
+                "examples of a source must have the same form. Put them into two files, and list "
+                "both in data.sources",
             )
         self.form = form
         with reading(location, "can't be converted to tokens"):
-            if form == "text":
-                return self._text(location, record["text"])
-            prompt, completion = record.get("prompt"), record.get("completion")
-            if form == "prompt" and isinstance(prompt, list) and isinstance(completion, list):
-                known = [{**one, "weight": 0} if isinstance(one, dict) else one for one in prompt]
-                return self._messages(location, [*known, *completion], record.get("tools"))
-            if form == "prompt":
-                return self._completion(location, prompt, completion)
-            return self._messages(location, record["messages"], record.get("tools"))
+            return self._encode(location, record, form)
+
+    def _encode(self, location: str, record: Mapping[str, Any], form: str) -> Encoded:
+        missing = [key for key in FORMS[form] if key not in record]
+        if missing and form not in ("completion", "text"):
+            raise broken(location, f"has no `{missing[0]}`, which an example of {form} needs")
+        match form:
+            case "text":
+                return self._text(location, record.get("text"))
+            case "completion":
+                return self._prompt(location, record)
+            case "alpaca":
+                return self._alpaca(location, record)
+            case "sharegpt":
+                given = _objects(location, "conversations", record["conversations"])
+                messages = [_from_sharegpt(location, n, one) for n, one in enumerate(given, 1)]
+            case _:
+                messages = _objects(location, "messages", record["messages"])
+        if isinstance(system := record.get("system"), str) and system:
+            messages = [{"role": "system", "content": system}, *messages]
+        return self._messages(location, messages, _tools(location, record))
+
+    def _prompt(self, location: str, record: Mapping[str, Any]) -> Encoded:
+        prompt, completion = record.get("prompt"), record.get("completion")
+        if not isinstance(prompt, list) or not isinstance(completion, list):
+            return self._completion(location, prompt, completion)
+        known = [{**one, "weight": 0} if isinstance(one, dict) else one for one in prompt]
+        return self._messages(location, [*known, *completion], _tools(location, record))
+
+    def _alpaca(self, location: str, record: Mapping[str, Any]) -> Encoded:
+        instruction, output = record["instruction"], record["output"]
+        more = record.get("input", "")
+        if not all(isinstance(one, str) for one in (instruction, output, more)):
+            raise broken(location, "has an `instruction`, `input` or `output` that is not a string")
+        if record.get("history"):
+            raise broken(location, "has a `history`: write it as `messages`, with all its turns")
+        if self._tokenizer.chat_template:
+            question = f"{instruction}\n\n{more}" if more else instruction
+            messages = [
+                {"role": "user", "content": question},
+                {"role": "assistant", "content": output},
+            ]
+            if record.get("system"):
+                messages = [{"role": "system", "content": record["system"]}, *messages]
+            return self._messages(location, messages, None)
+        prompt = ALPACA.format(
+            more=", paired with an input that provides further context" if more else "",
+            instruction=instruction,
+            input=f"\n\n### Input:\n{more}" if more else "",
+        )
+        return self._completion(location, prompt, output)
 
     def _text(self, location: str, text: Any) -> Encoded:
         if not isinstance(text, str) or not text:
@@ -90,7 +150,7 @@ class ExampleEncoder:
             return Encoded([*ids, end], [*counts, True])
         return Encoded(ids, [*counts[:-1], end is not None or counts[-1]])
 
-    def _messages(self, location: str, given: Any, tools: Any) -> Encoded:
+    def _messages(self, location: str, given: Sequence[Any], tools: Any) -> Encoded:
         messages = _checked(location, given)
         if not self._tokenizer.chat_template:
             raise broken(
@@ -185,11 +245,58 @@ class ExampleEncoder:
         return Encoded(list(encoded["input_ids"]), counts)
 
 
-def _checked(location: str, given: Any) -> list[Message]:
+def _recognised(location: str, record: Mapping[str, Any]) -> str:
+    """Return the form of an example. Raises DataError unless there is exactly one."""
+    found = [form for form, keys in FORMS.items() if all(key in record for key in keys)]
+    if not found:  # an error will state what is missing
+        found = [form for form, keys in FORMS.items() if any(key in record for key in keys)]
+    if not found:
+        forms = "; ".join(f"{form}: {', '.join(keys)}" for form, keys in FORMS.items())
+        given = f"the fields {listed(record)}" if record else "no fields"
+        raise broken(
+            location,
+            f"has {given}, but it needs the fields of one form of examples: {forms}",
+        )
+    if len(found) > 1:
+        raise broken(
+            location,
+            f"could have the form {' or '.join(found)}, because it has the fields "
+            f"{listed(record)}: set data.examples to one of them",
+        )
+    return found[0]
+
+
+def _objects(location: str, name: str, given: Any) -> list[Any]:
+    """Return a list that can also be given as JSON in a string."""
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError as error:
+            raise broken(location, f"has `{name}` as a string that is not JSON: {error}") from None
+    if not isinstance(given, list) or not given:
+        raise broken(location, f"has `{name}` that are empty or not a list")
+    return given
+
+
+def _tools(location: str, record: Mapping[str, Any]) -> Any:
+    tools = record.get("tools")
+    return _objects(location, "tools", tools) if tools else None
+
+
+def _from_sharegpt(location: str, number: int, given: Any) -> Message:
+    location = f"{location}, message {number}"
+    if not isinstance(given, dict) or "value" not in given:
+        raise broken(location, "is not an object with `from` and `value`")
+    sender = given.get("from")
+    if sender not in SENDERS:
+        raise broken(location, f"is from {shortened(sender)}; senders are {listed(SENDERS)}")
+    rest = {key: value for key, value in given.items() if key not in ("from", "value")}
+    return {**rest, "role": SENDERS[sender], "content": given["value"]}
+
+
+def _checked(location: str, given: Sequence[Any]) -> list[Message]:
     """Return the messages in the form that chat templates expect. Raises DataError unless they
     are a conversation that ends with an answer."""
-    if not isinstance(given, list) or not given:
-        raise broken(location, "has `messages` that are empty or not a list")
     messages = [_message(f"{location}, message {n}", one) for n, one in enumerate(given, start=1)]
     roles = [message["role"] for message in messages]
     if "assistant" not in roles:
@@ -223,6 +330,7 @@ def _message(location: str, given: Any) -> Message:
         raise broken(
             location, f"has the role {shortened(role)}; the supported roles are {listed(ROLES)}"
         )
+    given = {key: value for key, value in given.items() if value is not None}
     content = given.get("content")
     if isinstance(content, list):
         if not all(isinstance(one, dict) and isinstance(one.get("text"), str) for one in content):

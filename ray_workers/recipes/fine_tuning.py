@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from dray import spec
-from ray_workers.datasets.core.errors import printable, shortened
+from dray.spec.program import base_files
+from ray_workers.datasets.core.errors import shortened
 from ray_workers.datasets.formats.base_models import BaseModel, open_base
-from ray_workers.datasets.formats.examples import Examples, open_examples
-from ray_workers.recipes import measures, results, splits, tuned_files
+from ray_workers.datasets.formats.examples import Examples
+from ray_workers.recipes import example_sets, measures, results, tuned_files
 from ray_workers.recipes.chat_encoding import ExampleEncoder
 from ray_workers.recipes.export import need
 from ray_workers.recipes.models import compat_transformers, pretrained
@@ -30,12 +31,10 @@ from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.device_dataset import Rows, Samples
 
 PACKAGES = ("transformers", "accelerate", "jinja2")
-NUM_SHOWN = 3
-MAX_SHOWN_TOKENS = 400
 
 
 def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None) -> Workload:
-    """Build a workload from examples in JSON lines. The loss of a sample is the sum over its tokens
+    """Build a workload from examples. The loss of a sample is the sum over its tokens
     that count. Raises DataError and ModelError."""
     assert own is None  # only federated jobs have other data
     options, method = document.model, document.method
@@ -51,31 +50,35 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
         model = pretrained.build(base, folder, options.adapter, packs=method.packing)
         tokenizer = compat_transformers.load_tokenizer(folder, base.location)
         how = _encoding(base, method)
-    encoder = ExampleEncoder(tokenizer, method)
-    examples = open_examples(document.data, policy, method, encoder.encode, how)
+    sets = example_sets.open_sets(
+        document.data,
+        policy,
+        method,
+        lambda one: ExampleEncoder(tokenizer, method, one.examples),
+        how,
+        document.train.seed,
+    )
+    examples = sets.examples
     if (largest := int(examples.ids.max())) >= (size := model.vocabulary_size):
         token = shortened(tokenizer.convert_ids_to_tokens(largest))
         raise DataError(
             f"the tokenizer of {base.location} has the token {token} with the id {largest:,}, but "
             f"the model has only {size:,} tokens: resize the model's embedding"
         )
-    if examples.num_training is None:
-        fraction, seed = document.data.validation_fraction, document.train.seed
-        training, validation = splits.at_random(len(examples), fraction, seed)
-    else:
-        training, validation = np.split(np.arange(len(examples)), [examples.num_training])
     dtypes = {name: stored.dtype for name, stored in model.stored.items()}
     is_adapter = options.adapter is not None
+    report = example_sets.report(sets, tokenizer)
     return Workload(
         model=model,
-        train=_samples(examples, training, method),
-        validation=_samples(examples, validation, method),
+        train=_samples(examples, sets.training, method),
+        validation=_samples(examples, sets.validation, method),
         loss_sum=measures.token_losses,
         validation_loss_sum=measures.token_losses,
         metrics=measures.of_tokens,
         fingerprint=examples.fingerprint,
         write_results=tuned_files.writer(document, base, model.stored, examples.fingerprint),
-        about=_about(examples, training, validation, tokenizer),
+        about=[*example_sets.lines(sets, report)],
+        files={"examples.json": report},
         base=base.sha256 if is_adapter else None,
         gathers_result=is_adapter,
         result_dtypes=dtypes,
@@ -99,7 +102,7 @@ def _encoding(base: BaseModel, method: spec.Sft) -> dict[str, Any]:
 
     digest = hashlib.sha256()
     for name, path in sorted(base.paths.items()):
-        if "/" not in name and tuned_files.is_of_tokenizer(name):
+        if "/" not in name and (name == base_files.CONFIG or tuned_files.is_of_tokenizer(name)):
             digest.update(
                 json.dumps([name, hashlib.sha256(path.read_bytes()).hexdigest()]).encode()
             )
@@ -164,48 +167,6 @@ def best_fit(lengths: Sequence[int] | Rows, longest: int) -> list[list[int]]:
         rows[row].append(number)
         left[row] -= length
     return sorted(sorted(row) for row in rows)
-
-
-def _about(examples: Examples, training: Rows, validation: Rows, tokenizer: Any) -> list[str]:
-    """Return sentences for the job's log about the examples, and the first ones as the model sees
-    them."""
-    lines = [
-        f"{len(training):,} training examples with {examples.lengths[training].sum():,} tokens, of "
-        f"which {examples.num_counted[training].sum():,} count in the loss; {len(validation):,} "
-        "validation examples"
-    ]
-    if examples.num_truncated:
-        lines.append(f"{examples.num_truncated:,} examples were cut to method.max_length tokens")
-    if examples.num_dropped:
-        lines.append(f"{examples.num_dropped:,} examples were left out because of their length")
-    if examples.num_left_out:
-        lines.append(f"{examples.num_left_out:,} files for testing are ignored")
-    known = examples.digests[training]
-    num_known = int(np.isin(examples.digests[validation], known).sum())
-    if num_known:
-        lines.append(f"{num_known:,} validation examples are equal to a training example")
-    for number in training[:NUM_SHOWN]:
-        lines.append(_shown(examples, int(number), tokenizer))
-    return lines
-
-
-def _shown(examples: Examples, number: int, tokenizer: Any) -> str:
-    """Return an example as one line, with the tokens that count between « and »."""
-    at = examples.tokens(number)
-    ids, counts = examples.ids[at].tolist(), examples.counts[at].tolist()
-    parts = []
-    start = 0
-    for end in range(1, min(len(ids), MAX_SHOWN_TOKENS) + 1):
-        if end == min(len(ids), MAX_SHOWN_TOKENS) or counts[end] != counts[start]:
-            text = tokenizer.decode(ids[start:end], skip_special_tokens=False)
-            parts.append(f"«{text}»" if counts[start] else text)
-            start = end
-    rest = "" if len(ids) <= MAX_SHOWN_TOKENS else f" … and {len(ids) - MAX_SHOWN_TOKENS:,} more"
-    about = (
-        f"example {number + 1:,}: {len(ids):,} tokens, of which {sum(counts):,} count in the loss "
-        "(marked with «»): "
-    )
-    return printable(f"{about}{''.join(parts)}{rest}")
 
 
 @dataclass(frozen=True)

@@ -81,9 +81,10 @@ def _write_adapter(
 
 
 def _as_path(url: str) -> str:
-    """Return the path of a folder on this node; peft does not accept a URL."""
+    """Return the path of a folder on this node, or the name on the hub; peft does not accept a
+    URL."""
     parts = urlsplit(url)
-    return unquote(parts.path) if parts.scheme == "file" else url
+    return unquote(parts.path) if parts.scheme == "file" else base_files.public_name(url)
 
 
 def _write_merged(
@@ -108,6 +109,7 @@ def _write_merged(
                 scaling(adapter),
                 is_transposed=layers[targets[key]].is_transposed,
             )
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
         save_file(weights, folder / file, results.METADATA)
     if base.weight_files != [base_files.SINGLE]:
         shutil.copyfile(base.paths[base_files.INDEX], folder / base_files.INDEX)
@@ -124,12 +126,13 @@ def _card(
     """Return the model card, in the format of Hugging Face's hub."""
     measured = "\n".join(f"| `{key}` | {value:.6g} |" for key, value in sorted(metrics.items()))
     written = json.dumps(document.without_defaults(), indent=1)
+    sources = ", ".join(f"`{one.source.split('?', 1)[0]}`" for one in document.data.mixed)
     kind, adapter = "all weights", options.adapter
     if adapter is not None:
         kind = f"an adapter ({adapter.kind} of rank {adapter.rank})"
     return f"""---
 library_name: transformers
-base_model: {json.dumps(options.base)}
+base_model: {json.dumps(base_files.public_name(options.base))}
 ---
 
 # {document.name}
@@ -140,7 +143,7 @@ A language model that was fine-tuned by dray: {kind}, {step:,} steps.
 |---|---|
 | base | `{options.base}` |
 | SHA-256 of the base's files | `{base.sha256}` |
-| data | `{document.data.source.split("?", 1)[0]}` |
+| data | {sources} |
 | SHA-256 of the examples | `{data}` |
 
 | metric | value |

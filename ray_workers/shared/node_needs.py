@@ -11,6 +11,16 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class ResultFile:
+    """A file of a job's result in the storage."""
+
+    name: str
+    url: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
 class DataPolicy:
     """The operator's settings for the sources that a rank may read, and for a node's data cache.
 
@@ -28,6 +38,8 @@ class DataPolicy:
     """Folder on each node with a file for each name that `data.credentials` may contain."""
     s3_endpoint_url: str | None
     """The endpoint for `s3://`; None means AWS."""
+    result: tuple[ResultFile, ...]
+    """The files of the job whose result the rank may read as `job://ID`."""
 
     @classmethod
     def open(cls, cache_dir: str | None = None) -> DataPolicy:
@@ -40,6 +52,7 @@ class DataPolicy:
             file_roots=None,
             credentials_dir=None,
             s3_endpoint_url=None,
+            result=(),
         )
 
     @classmethod
@@ -48,6 +61,7 @@ class DataPolicy:
         fields: dict[str, Any] = dict(data)
         for name in ("private_hosts", "file_roots"):
             fields[name] = None if fields[name] is None else tuple(fields[name])
+        fields["result"] = tuple(ResultFile(**one) for one in fields["result"])
         return cls(**fields)
 
 

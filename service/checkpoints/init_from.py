@@ -87,15 +87,16 @@ def current(session: Session, job: JobRow) -> CheckpointRef | None:
 
 
 def refuse_if_needed(session: Session, job_id: str) -> None:
-    """Raise CheckpointInUse if an unfinished job starts from a checkpoint of this job."""
+    """Raise CheckpointInUse if an unfinished job starts from a checkpoint of this job, or has its
+    result as the base model."""
     users = repository.starting_from(session, job_id)
     if not users:
         return
     named = ", ".join(users[:3]) + (f" and {len(users) - 3} more" if len(users) > 3 else "")
     one = len(users) == 1
     raise CheckpointInUse(
-        f"the unfinished job{'' if one else 's'} {named} need{'s' if one else ''} a checkpoint of "
-        f"{job_id}",
+        f"the unfinished job{'' if one else 's'} {named} need{'s' if one else ''} a checkpoint or "
+        f"the result of {job_id}",
         hint=(
             f"wait until {'that job has' if one else 'these jobs have'} ended, or cancel "
             f"{'it' if one else 'them'}"

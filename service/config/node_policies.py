@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from dray.spec.program.code import RemoteCode
-from ray_workers.shared.node_needs import DataPolicy, EnvironmentPolicy, RemoteCodeRef
+from ray_workers.shared.node_needs import DataPolicy, EnvironmentPolicy, RemoteCodeRef, ResultFile
 from service.config.settings import Settings
 
 
-def data_policy(settings: Settings) -> DataPolicy:
-    """Return the sources that ranks may read, and the settings of the data cache on their nodes."""
+def data_policy(settings: Settings, result: tuple[ResultFile, ...] = ()) -> DataPolicy:
+    """Return the sources that ranks may read, and the settings of the data cache on their nodes.
+    result: the files of the job whose result is the base model."""
     roots = settings.data_roots
     if roots is None and settings.tokens_file is not None:
         roots = ()  # with tokens, callers must not read the machine's files by default
@@ -21,6 +22,7 @@ def data_policy(settings: Settings) -> DataPolicy:
         file_roots=None if roots is None else tuple(str(root.absolute()) for root in roots),
         credentials_dir=_plain(settings.data_credentials_dir),
         s3_endpoint_url=settings.s3_endpoint_url,
+        result=result,
     )
 
 

@@ -12,10 +12,10 @@ from urllib.parse import unquote, urlsplit
 from dray.spec import JobSpec, Pretrained
 from dray.spec.program import base_files
 from ray_workers.shared.node_needs import DataPolicy
+from service.checkpoints.base_jobs import AT_BASE
 from service.domain.errors import InvalidDocument
 
 MAX_CONFIG_BYTES = 1 << 20
-AT_BASE = "/model/base"
 
 
 async def refuse_unfit(spec: JobSpec, policy: DataPolicy) -> None:

@@ -11,11 +11,13 @@ import asyncio
 import ipaddress
 import os
 import socket
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from dray.spec import Environment, Gpt, Imported, JobSpec, Pretrained
+from dray.spec import Data, Environment, Gpt, Imported, JobSpec, Pretrained
+from dray.spec.program import base_files
 from dray.spec.program.code import RemoteCode
 from ray_workers.shared.net_policy import (
     Address,
@@ -40,19 +42,30 @@ _lookups = ThreadPoolExecutor(4, thread_name_prefix="dns")
 
 async def refuse_forbidden(spec: JobSpec, policy: DataPolicy) -> None:
     """Raise DataSourceForbidden if the job names a source that jobs may not read."""
-    await _check(spec.data.source, "/data/source", policy)
+    for pointer, source in sources_of(spec.data):
+        await _check(source, pointer, policy)
     for number, silo in enumerate((spec.federated and spec.federated.silos) or ()):
         if silo.source is not None:
             await _check(silo.source, f"/federated/silos/{number}/source", policy)
     if isinstance(spec.model, Gpt | Imported) and spec.model.tokenizer is not None:
         await _check(spec.model.tokenizer, "/model/tokenizer", policy)
     if isinstance(spec.model, Pretrained):
-        await _check(spec.model.base, "/model/base", policy)
+        await _check(base_files.web_address(spec.model.base), "/model/base", policy)
     if (code := spec.remote_code) is not None:
         await _check(code.address, f"/script/code/{'git' if code.git else 'url'}", policy)
         await _check_encryption(code, AllowedHosts(policy.private_hosts))
     if spec.environment is not None:
         await _check_packages(spec.environment, AllowedHosts(policy.private_hosts))
+
+
+def sources_of(data: Data) -> Iterator[tuple[str, str]]:
+    """Yield (pointer, URL) of each source of the data."""
+    if data.sources is None:
+        yield "/data/source", data.source
+    for number, one in enumerate(data.sources or ()):
+        yield f"/data/sources/{number}/source", one.source
+    if data.validation is not None:
+        yield "/data/validation", data.validation
 
 
 async def _check_encryption(code: RemoteCode, allowed: AllowedHosts) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from dray.functions import ENTRYPOINT
 from dray.spec import JobSpec
 from dray.views import JobState
-from service.checkpoints import init_from
+from service.checkpoints import base_jobs, init_from
 from service.code import entrypoints
 from service.config.node_types import LABEL, label_resources
 from service.config.settings import Settings
@@ -239,7 +239,7 @@ def new_row(
         priority=spec.priority,
         spec_version=spec.version,
         init_from=origin.as_row() if origin else None,
-        init_from_job=origin.job if origin else None,
+        init_from_job=origin.job if origin else base_jobs.job_of(spec),
         code=spec.code,
         schedule_id=run and run.schedule_id,
         scheduled_at=run and run.at,

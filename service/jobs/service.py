@@ -15,7 +15,7 @@ from dray.filters import JobFilter
 from dray.spec import JobSpec
 from dray.spec.ordering import After
 from dray.views import JobState
-from service.checkpoints import init_from
+from service.checkpoints import base_jobs, init_from
 from service.code import entrypoints, models
 from service.code.uploads import CodeUploads
 from service.config import node_policies
@@ -247,6 +247,7 @@ class Jobs:
             raise prepared.unfit
         new_jobs.use_code(session, spec, owner, now)
         origin = init_from.resolve(session, spec)
+        base_jobs.refuse_unfit(session, spec)
         after = dependencies.hold(session, spec)
         row = new_jobs.new_row(
             *(new.id, spec, admitted, origin, owner, new.project, self._settings, now), run=new.run

@@ -20,7 +20,7 @@ from dray.train.checkpoints import CheckpointRef
 from dray.views import JobState
 from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, Phase, RoleSlots, Slice
 from ray_workers.shared.node_needs import CodeRef, RemoteCodeRef
-from service.checkpoints import init_from
+from service.checkpoints import base_jobs, init_from
 from service.checkpoints.catalog import counting_checkpoints
 from service.config import node_policies
 from service.config.node_types import without_labels
@@ -268,7 +268,7 @@ def _spec_of(
         resume_from=refs,
         init_from=_origin(session, row),
         code=_code_of(job.spec, code, settings),
-        data_policy=node_policies.data_policy(settings),
+        data_policy=node_policies.data_policy(settings, base_jobs.files_of(session, job.spec)),
         environment_policy=node_policies.environment_policy(settings, row.owner),
         start_timeout_s=settings.start_timeout_s,
         max_runtime_s=runtime_left_s(row),

@@ -1,7 +1,8 @@
-"""Checks of the files of a base model, without reading its weights."""
+"""The address and the files of a base model, and checks without reading its weights."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
@@ -15,6 +16,38 @@ MAX_SHOWN: Final = 100
 """Maximum number of characters of a file's content in an error."""
 PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt")
 """Suffixes of files with pickled weights, which can run code when they are read."""
+FILES: Final = (
+    *(CONFIG, "generation_config.json", TOKENIZER, "tokenizer_config.json", "chat_template.jinja"),
+    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt"),
+    *("tokenizer.model", SINGLE, INDEX),
+)
+"""The files that are looked for on a web server, which can't list a folder. The files that the
+index names are added."""
+PICKLED: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+"""The names of pickled weights on a web server."""
+HUB: Final = "https://huggingface.co"
+OF_JOB: Final = r"^job://(job-[0-9a-z]{1,60})$"
+OF_HUB: Final = r"^hf://[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*@[0-9a-f]{40}$"
+
+
+def web_address(base: str) -> str:
+    """Return the URL of the folder of a model on Hugging Face's hub; any other URL unchanged."""
+    if not base.startswith("hf://"):
+        return base
+    name, _, revision = base.removeprefix("hf://").partition("@")
+    return f"{HUB}/{name}/resolve/{revision}"
+
+
+def job_of(base: str) -> str | None:
+    """Return the id of the job whose result is the base; None for another base."""
+    found = re.match(OF_JOB, base)
+    return found[1] if found else None
+
+
+def public_name(base: str) -> str:
+    """Return the name of a model on Hugging Face's hub, such as `org/name`; any other URL
+    unchanged."""
+    return base.removeprefix("hf://").partition("@")[0] if re.match(OF_HUB, base) else base
 
 
 def fault_of_names(names: Collection[str]) -> str | None:

@@ -12,13 +12,12 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     StrictBool,
     StringConstraints,
-    field_validator,
     model_serializer,
     model_validator,
 )
 
 from dray.spec.fields import CodeId, Document, Int, Number, PlainText, a_number
-from dray.spec.training.data import CredentialsName, SourceUrl
+from dray.spec.training.data import BaseUrl, CredentialsName, SourceUrl
 
 Dropout = Annotated[Number, Field(ge=0.0, lt=1.0)]
 ContextLength = Annotated[Int, Field(ge=2, le=2**20)]
@@ -201,9 +200,11 @@ class Pretrained(Document):
 
     name: Literal["pretrained"] = "pretrained"
     """Selects this model."""
-    base: SourceUrl
+    base: BaseUrl
     """URL of a folder with `config.json`, weights as safetensors, and a tokenizer: `file:///path`,
-    which must be readable on every node, or `s3://bucket/prefix`."""
+    which must be readable on every node, `s3://bucket/prefix`, `https://host/path`,
+    `hf://org/name@COMMIT` for a model on Hugging Face's hub, or `job://ID` for the result of
+    another job that has succeeded."""
     credentials: CredentialsName | None = None
     """Name of a credentials file for the base, as in `data.credentials`."""
     adapter: Annotated[
@@ -212,13 +213,6 @@ class Pretrained(Document):
     ] = None
     """Adapter to train on top of the frozen base. If unset, or `none`, all weights are trained.
     `lora` is a short form for an adapter with the defaults."""
-
-    @field_validator("base")
-    @classmethod
-    def _is_a_folder(cls, base: str) -> str:
-        if not base.startswith(("file:", "s3:")):
-            raise ValueError("must be the URL of a folder: file:///path or s3://bucket/prefix")
-        return base
 
 
 Model = Annotated[

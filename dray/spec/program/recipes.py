@@ -44,6 +44,12 @@ FORMATS_OF: Final[Mapping[str, tuple[Format, ...]]] = MappingProxyType(
 """The formats that support each option of `data`; options that are not listed work with all
 formats."""
 
+_OF_EXAMPLES: Final = ("examples", "sources", "validation")
+_OF_FILES: Final = ("delimiter", "encoding")
+"""Options that determine how a file is read, whatever its columns are."""
+OPTIONAL: Final = {name: Data.model_fields[name].default for name in (*FORMATS_OF, *_OF_EXAMPLES)}
+"""The options of `data` that only some recipes or formats support, and their defaults."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -59,6 +65,8 @@ class Options:
     classifies: bool
     reads_masks: bool = False
     """Whether the targets are masks."""
+    reads_examples: bool = False
+    """Whether the data are examples for a language model."""
 
     @property
     def client_metrics(self) -> tuple[str, ...]:
@@ -66,6 +74,14 @@ class Options:
         clients."""
         accuracy = ("val/worst_tenth_accuracy",) if self.classifies else ()
         return (*self.metrics, "val/worst_tenth_loss", *accuracy)
+
+    def reads(self, option: str) -> bool:
+        """Whether the recipe can use an option of `data`, given its name in OPTIONAL."""
+        if option in _OF_EXAMPLES:
+            return self.reads_examples
+        if self.reads_examples and option not in _OF_FILES:
+            return False
+        return not {*FORMATS_OF[option]}.isdisjoint(self.formats)
 
     def format_of(self, data: Data) -> Format | None:
         return data.known_format or self.folder_format
@@ -77,7 +93,11 @@ class Options:
         are the metrics of the job."""
         if model.name not in self.models:
             raise wrong("/model/name", f"must be one of {_listed(self.models)} for this recipe")
-        self._check_data(data)
+        self._check_options(data)
+        for number, one in enumerate(data.mixed):
+            self._check_data(one, "/data" if data.sources is None else f"/data/sources/{number}")
+        if data.held_out is not None:
+            self._check_data(data.held_out, "/data", "validation")
         if isinstance(model, Unet) and data.image_size is not None:
             _check_halving(model, data.image_size)
         stopping = train.early_stopping
@@ -90,7 +110,25 @@ class Options:
         if train.label_smoothing > 0.0 and not self.classifies:
             raise wrong("/train/label_smoothing", "is only for classification")
 
-    def _check_data(self, data: Data) -> None:
+    def _check_options(self, data: Data) -> None:
+        """Raise a validation error for the first option that does not belong to the recipe or to
+        the format of any source."""
+        parts = data.mixed if data.held_out is None else [*data.mixed, data.held_out]
+        forms = list(dict.fromkeys(str(self.format_of(part)) for part in parts))
+        for option, default in OPTIONAL.items():
+            if getattr(data, option) == default:
+                continue
+            pointer, owners = f"/data/{option}", FORMATS_OF.get(option)
+            if owners is None and not self.reads_examples:
+                raise wrong(pointer, "is only for the recipe fine_tuning: leave it out")
+            if self.reads_examples and not self.reads(option):
+                raise wrong(pointer, "is not for the recipe fine_tuning: leave it out")
+            if owners is not None and not set(owners).intersection(forms):
+                found = f"the format of the data is {_listed(forms)}"
+                raise wrong(pointer, f"is only for {_listed(owners)}, but {found}")
+
+    def _check_data(self, data: Data, at: str = "/data", field: str = "source") -> None:
+        """Check a source. at, field: where the document names it."""
         form = self.format_of(data)
         if form == "sklearn":
             name = data.source.removeprefix("sklearn://").rstrip("/")
@@ -101,25 +139,18 @@ class Options:
                     if known
                     else ", which supports no scikit-learn data sets"
                 )
-                raise wrong("/data/source", f"is not a data set for this recipe{brought}")
+                raise wrong(f"{at}/{field}", f"is not a data set for this recipe{brought}")
         elif form is None:
             formats = _listed(self.formats)
             raise wrong(
-                "/data/format",
+                f"{at}/format",
                 f"is required, because the extension of the source is not one of {formats}",
             )
         elif form not in self.formats:
-            pointer = "/data/format" if data.format else "/data/source"
+            pointer = "/data/format" if data.format else f"{at}/{field}"
             raise wrong(pointer, f"is {form}, but this recipe reads only {_listed(self.formats)}")
-        if form in ("csv", "parquet") and data.target is None:
+        if form in ("csv", "parquet") and data.target is None and not self.reads_examples:
             raise wrong("/data/target", f"is required: it names the {form} column to predict")
-        for option, owners in FORMATS_OF.items():
-            default = Data.model_fields[option].default
-            if getattr(data, option) != default and form not in owners:
-                raise wrong(
-                    f"/data/{option}",
-                    f"is only for {_listed(owners)}, but the format of the data is {form}",
-                )
         if form == "csv" and data.decimal == data.known_delimiter:
             raise wrong(
                 "/data/decimal",
@@ -192,11 +223,12 @@ RECIPES: Final[Mapping[str, Options]] = MappingProxyType(
         ),
         "fine_tuning": Options(
             models=("pretrained",),
-            formats=("jsonl",),
+            formats=("jsonl", "parquet", "csv"),
             folder_format="jsonl",
             sklearn_sets=(),
             metrics=("val/loss", "val/perplexity", "val/accuracy"),
             classifies=False,
+            reads_examples=True,
         ),
     }
 )

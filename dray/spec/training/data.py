@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
 from dray.spec.fields import ColumnName, Document, Int, Number, PlainText, Sha256, Size
+from dray.spec.program import base_files
 
 SKLEARN_SETS: Final = ("breast_cancer", "diabetes", "digits", "iris", "wine")
 SCHEMES: Final = ("file", "http", "https", "s3", "sklearn")
 Format = Literal["images", "npz", "csv", "parquet", "text", "jsonl", "sklearn"]
 Missing = Literal["error", "drop", "mean", "median", "most_frequent", "indicator"]
+ExampleForm = Literal["messages", "completion", "text", "sharegpt", "alpaca"]
 
 _UNIT = r"^[^\s\d.,+'_-]([^\d.,+'_-]{0,14}[^\s\d.,+'_-])?$"
 _DELIMITER = r"^(tab|[\t !#-*,/:-@\[-^`{-~])$"
@@ -92,6 +95,32 @@ SourceUrl = Annotated[
 ]
 
 
+def _base_url(value: str) -> str:
+    if value.startswith("hf://"):
+        if re.match(base_files.OF_HUB, value) is None:
+            raise ValueError(
+                "must name a model on the hub with its revision, hf://org/name@COMMIT: COMMIT are "
+                "the 40 hexadecimal digits of a commit, which always has the same files"
+            )
+        return value
+    if value.startswith("job://"):
+        if base_files.job_of(value) is None:
+            raise ValueError("must name a job by its id, such as job://job-0abc")
+        return value
+    if not value.startswith(("file:", "s3:", "http:", "https:")):
+        raise ValueError(
+            "must be the URL of a folder: file:///path, s3://bucket/prefix, https://host/path, "
+            "hf://org/name@COMMIT or job://ID"
+        )
+    return _source_url(value)
+
+
+BaseUrl = Annotated[
+    PlainText,
+    StringConstraints(min_length=1, max_length=2048),
+    AfterValidator(_base_url),
+    Field(json_schema_extra={"pattern": _OF_A_URL}),
+]
 CredentialsName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")]
 
 
@@ -106,6 +135,24 @@ class Numbers(Document):
     ] = []
     """Units to ignore before or after a number. With `["$", "%"]`, $100.50 is read as 100.5, and 5%
     as 5."""
+
+
+Repeat = Annotated[Number, Field(ge=0.001, le=1000.0)]
+
+
+class MixedSource(Document):
+    """One of several sources of examples."""
+
+    source: SourceUrl
+    """URL of a file or folder, as in `data.source`."""
+    repeat: Repeat = 1.0
+    """How often an epoch contains each training example of this source. With 2, an epoch contains
+    each of them twice. With 0.5, it contains a half of them, chosen at random by the seed; the
+    other half is never used. Validation examples are not repeated."""
+    format: Literal["csv", "parquet", "jsonl"] | None = None
+    """Format of this source, as in `data.format`."""
+    examples: ExampleForm | None = None
+    """Form of the examples of this source, as in `data.examples`."""
 
 
 class Data(Document):
@@ -171,6 +218,16 @@ class Data(Document):
     Only used for splits that are too large to be kept on the device."""
     validation_fraction: Annotated[Number, Field(gt=0.0, lt=1.0)] = 0.2
     """Fraction of the samples that is held out for the `val/` metrics."""
+    examples: ExampleForm | None = None
+    """fine_tuning: form of the examples. messages: conversations in OpenAI's form. completion:
+    prompts and completions, as in TRL. text: plain texts. sharegpt: `conversations` with `from` and
+    `value`. alpaca: `instruction`, `input` and `output`. If unset, the form is recognised by the
+    names of the fields or columns."""
+    sources: Annotated[list[MixedSource], Field(min_length=1, max_length=64)] | None = None
+    """fine_tuning: several sources instead of `source`, whose examples are mixed."""
+    validation: SourceUrl | None = None
+    """fine_tuning: URL of a file or folder with the validation examples. If unset, they are the
+    files of the source that are named like a validation split, or a random part of the source."""
 
     @property
     def scheme(self) -> str:
@@ -185,6 +242,28 @@ class Data(Document):
         if self.format is not None:
             return self.format
         return _SUFFIXES.get(self._suffix)
+
+    @property
+    def mixed(self) -> list[Data]:
+        """The data with each of its sources as the only one."""
+        if self.sources is None:
+            return [self]
+        own: list[Data] = []
+        for one in self.sources:
+            update = {"source": one.source, "sources": None, "validation": None}
+            given = {"format": one.format, "examples": one.examples}
+            update |= {name: value for name, value in given.items() if value is not None}
+            own.append(self.model_copy(update=update))
+        return own
+
+    @property
+    def held_out(self) -> Data | None:
+        """The data with the validation examples as the only source; None if there is no such
+        source."""
+        if self.validation is None:
+            return None
+        update = {"source": self.validation, "sources": None, "validation": None}
+        return self.model_copy(update={**update, "size_bytes": None, "sha256": None})
 
     @property
     def known_delimiter(self) -> str:
@@ -210,6 +289,25 @@ class Data(Document):
             if names and name in names[:number]:
                 raise ValueError(f"lists {name!r} twice")
         return names
+
+    @model_validator(mode="before")
+    @classmethod
+    def _the_first_source(cls, given: Any) -> Any:
+        """Set `source` to the first of several sources."""
+        sources = given.get("sources") if isinstance(given, Mapping) else None
+        if not isinstance(sources, list) or not sources or not isinstance(sources[0], Mapping):
+            return given
+        return {"source": sources[0].get("source"), **given}
+
+    @model_validator(mode="after")
+    def _one_way_to_name_sources(self) -> Self:
+        if self.sources is None:
+            return self
+        if self.source != self.sources[0].source:
+            raise ValueError("source and sources exclude each other: leave one of them out")
+        if self.size_bytes is not None or self.sha256 is not None:
+            raise ValueError("size_bytes and sha256 are only for a single source: leave them out")
+        return self
 
     @model_validator(mode="after")
     def _options_belong_to_the_format(self) -> Self:

@@ -53,7 +53,7 @@ def open_base(model: spec.Pretrained, policy: DataPolicy, max_length: int) -> Ba
     location = location_of(url).rstrip("/")
     with reading(location):
         cache = NodeCache.of(policy)
-        source = Source(url, policy, cache, model.credentials, SUFFIXES)
+        source = Source(url, policy, cache, model.credentials, SUFFIXES, base_files.FILES)
         with cache.lock(url):
             content = source.identify(size_bytes=None, sha256=None)
             if not content.is_folder:
@@ -76,4 +76,5 @@ def _pickles(model: spec.Pretrained, policy: DataPolicy, paths: Mapping[str, Pat
     if any(name.endswith(".safetensors") for name in paths):
         return []
     cache = NodeCache.of(policy)
-    return Source(model.base, policy, cache, model.credentials, base_files.PICKLES).names()
+    files = base_files.PICKLED
+    return Source(model.base, policy, cache, model.credentials, base_files.PICKLES, files).names()

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from dray import spec
 from ray_workers.datasets.core.errors import broken
-from ray_workers.datasets.formats import json_lines
+from ray_workers.datasets.formats import example_files
 from ray_workers.datasets.formats.prepared import ArrayWriter, Workshop, prepare
 from ray_workers.datasets.formats.text import files_of_splits
 from ray_workers.shared.node_needs import DataPolicy
 
-EXAMPLES_VERSION = 1
+EXAMPLES_VERSION = 2
 """Part of the cache key. Change this version whenever the tokens of an example change."""
+
+
+ARRAYS = ("ends", "digests", "num_counted", "is_cut")
+"""Names of the arrays with an entry for each example."""
 
 
 class Encoded(NamedTuple):
@@ -29,20 +33,50 @@ class Encoded(NamedTuple):
     """Whether each token counts in the loss."""
 
 
-Encode = Callable[[str, dict[str, Any]], Encoded]
-"""A function (location, record) that raises DataError for records that are not examples."""
+class Encoder(Protocol):
+    """Converts the records of one source to tokens."""
+
+    @property
+    def form(self) -> str | None:
+        """Form of the records so far; None if there were none."""
+
+    def encode(self, location: str, record: Mapping[str, Any]) -> Encoded:
+        """Return the tokens of a record. Raises DataError for a record that is not an example."""
+
+
+class TokenArray:
+    """Arrays with the tokens of several sources, one after another. An index must be within one of
+    them."""
+
+    def __init__(self, parts: Sequence[npt.NDArray[Any]]) -> None:
+        self.parts = parts
+        self._starts = np.cumsum([0, *map(len, parts)])
+
+    def __getitem__(self, at: slice) -> npt.NDArray[Any]:
+        number = int(np.searchsorted(self._starts, at.start, side="right")) - 1
+        start = int(self._starts[number])
+        return self.parts[number][at.start - start : at.stop - start]
+
+    def max(self) -> Any:
+        return max(part.max() for part in self.parts)
 
 
 @dataclass(frozen=True)
 class Examples:
-    ids: npt.NDArray[np.uint32]
-    """(T,): the tokens of all examples, one after another; a read-only memory map."""
-    counts: npt.NDArray[np.bool_]
-    """(T,): whether the prediction of the token counts."""
+    ids: TokenArray
+    """(T,) uint32: the tokens of all examples, one after another; read-only memory maps."""
+    counts: TokenArray
+    """(T,) bool: whether the prediction of the token counts."""
     ends: npt.NDArray[np.int64]
     """(N,): the index after the last token of each example."""
     digests: npt.NDArray[np.int64]
     """(N,): equal for examples with equal tokens."""
+    num_counted: npt.NDArray[np.int64]
+    """(N,): the number of tokens of each example that count."""
+    is_cut: npt.NDArray[np.bool_]
+    """(N,): whether the example was cut to the maximum length."""
+    form: str
+    """Form of the examples, such as `messages`."""
     fingerprint: str
     num_training: int | None
     """Number of training examples, which come first; None if the files don't define a split."""
@@ -64,24 +98,30 @@ class Examples:
         """(N,): the number of tokens of each example."""
         return np.diff(self.ends, prepend=0)
 
-    @property
-    def num_counted(self) -> npt.NDArray[np.int64]:
-        """(N,): the number of tokens of each example that count."""
-        sums = np.concatenate([[0], np.cumsum(self.counts, dtype=np.int64)])
-        found: npt.NDArray[np.int64] = np.diff(sums[self.ends], prepend=0)
-        return found
-
 
 def open_examples(
-    data: spec.Data, policy: DataPolicy, options: spec.Sft, encode: Encode, how: Mapping[str, Any]
+    data: spec.Data,
+    policy: DataPolicy,
+    options: spec.Sft,
+    encoder: Encoder,
+    how: Mapping[str, Any],
 ) -> Examples:
-    """Open examples in JSON lines. how: what determines the results of `encode`, as JSON data.
-    Raises DataError."""
-    keyed = {"kind": "examples", "version": EXAMPLES_VERSION, **how}
+    """Open the examples of one source. how: what determines the results of the encoder, as JSON
+    data. Raises DataError."""
+    form = example_files.format_of(data)
+    keyed = {
+        "kind": "examples",
+        "version": EXAMPLES_VERSION,
+        "format": form,
+        "examples": data.examples,
+        "delimiter": data.known_delimiter,
+        "encoding": data.encoding,
+        **how,
+    }
 
     def build(shop: Workshop) -> Mapping[str, Any]:
         training, validation, num_left_out = files_of_splits(shop)
-        builder = _Builder(shop, options, encode)
+        builder = _Builder(shop, data, options, encoder)
         with builder:
             num_training = builder.add(training, "training" if validation else None)
             builder.add(validation, "validation" if validation else None)
@@ -90,20 +130,58 @@ def open_examples(
             "num_truncated": builder.num_truncated,
             "num_dropped": builder.num_dropped,
             "num_left_out": num_left_out,
+            "form": encoder.form,
         }
 
-    prepared = prepare(data, policy, keyed, build, suffixes=json_lines.SUFFIXES)
-    ids, counts, ends, digests = map(prepared.array, ("ids", "counts", "ends", "digests"))
-    return Examples(ids, counts, ends, digests, prepared.fingerprint, **prepared.meta)
+    prepared = prepare(data, policy, keyed, build, suffixes=example_files.SUFFIXES[form])
+    arrays: dict[str, Any] = {name: prepared.array(name) for name in ARRAYS}
+    tokens: dict[str, Any] = {
+        name: TokenArray([prepared.array(name)]) for name in ("ids", "counts")
+    }
+    return Examples(**tokens, **arrays, fingerprint=prepared.fingerprint, **prepared.meta)
+
+
+def joined(parts: Sequence[Examples], fingerprint: str) -> Examples:
+    """Return the examples of several sources, one after another, without a split."""
+    if len(parts) == 1:
+        return replace(parts[0], fingerprint=fingerprint)
+    starts = np.cumsum([0, *(part.ends[-1] for part in parts)])
+    arrays: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in parts]) for name in ARRAYS
+    }
+    arrays["ends"] = np.concatenate([p.ends + n for p, n in zip(parts, starts, strict=False)])
+    numbers: dict[str, Any] = {
+        name: sum(getattr(part, name) for part in parts)
+        for name in ("num_truncated", "num_dropped", "num_left_out")
+    }
+    return Examples(
+        TokenArray([one for part in parts for one in part.ids.parts]),
+        TokenArray([one for part in parts for one in part.counts.parts]),
+        **arrays,
+        **numbers,
+        form=parts[0].form,
+        fingerprint=fingerprint,
+        num_training=None,
+    )
 
 
 class _Builder:
     """Writes the arrays of all examples."""
 
-    def __init__(self, shop: Workshop, options: spec.Sft, encode: Encode) -> None:
+    def __init__(
+        self, shop: Workshop, data: spec.Data, options: spec.Sft, encoder: Encoder
+    ) -> None:
         self._options = options
-        self._shop, self._encode = shop, encode
-        types = {"ids": np.uint32, "counts": np.bool_, "ends": np.int64, "digests": np.int64}
+        self._data = data
+        self._shop, self._encoder = shop, encoder
+        types = {
+            "ids": np.uint32,
+            "counts": np.bool_,
+            "is_cut": np.bool_,
+            "ends": np.int64,
+            "digests": np.int64,
+            "num_counted": np.int64,
+        }
         self._arrays = {
             name: ArrayWriter(shop.output, name, (), dtype, shop.budget)
             for name, dtype in types.items()
@@ -124,8 +202,8 @@ class _Builder:
         ends = self._arrays["ends"]
         before, num_dropped = ends.num_rows, self.num_dropped
         for file in files:
-            for location, record in json_lines.records(file, self._shop):
-                self._add(location, self._encode(location, record))
+            for location, record in example_files.records(file, self._shop, self._data):
+                self._add(location, self._encoder.encode(location, record))
         if ends.num_rows == before and (what is not None or not before):
             if self.num_dropped == num_dropped:
                 fault = "contains no examples"
@@ -147,7 +225,8 @@ class _Builder:
     def _add(self, location: str, example: Encoded) -> None:
         ids, counts = example
         longest = self._options.max_length
-        if len(ids) > longest:
+        is_cut = len(ids) > longest
+        if is_cut:
             if self._options.truncation == "error":
                 raise broken(
                     location,
@@ -165,6 +244,8 @@ class _Builder:
         self._arrays["ids"].append(numbers)
         # No token predicts the first one.
         self._arrays["counts"].append(np.array([False, *counts[1:]]))
+        self._arrays["num_counted"].append(np.array([sum(counts[1:])]))
+        self._arrays["is_cut"].append(np.array([is_cut]))
         self._arrays["ends"].append(np.array([self._arrays["ids"].num_rows]))
         digest = hashlib.blake2b(numbers.tobytes(), digest_size=8).digest()
         self._arrays["digests"].append(np.frombuffer(digest, np.int64))

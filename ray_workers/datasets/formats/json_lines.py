@@ -12,7 +12,7 @@ from ray_workers.datasets.formats.archives import gunzipped
 from ray_workers.datasets.formats.prepared import Workshop
 from ray_workers.datasets.sources.source import SourceFile
 
-SUFFIXES = (".jsonl",)
+SUFFIXES = (".jsonl", ".jsonl.gz")
 MAX_LINE_CHARS = 64 << 20
 """Maximum length of a line, so that a file without line ends is not read into memory."""
 

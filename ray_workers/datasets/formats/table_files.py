@@ -24,6 +24,8 @@ DELIMITERS = (",", ";", "\t", "|")
 BUFFER_BYTES = 1 << 20
 """Bytes of a Parquet column that are read at a time."""
 BATCH_ROWS = 16_384
+RECORDS = 256
+"""Number of rows of a Parquet file that are converted to Python objects at a time."""
 NO_ROW = "has column names but no rows"
 _END = "\0end\0"
 """Text that is appended after the last line. If a quotation mark is unclosed, this text becomes
@@ -89,6 +91,16 @@ class CsvFile:
             for batch in reader:
                 yield [batch.column(name) for name in names]
         except pa.ArrowInvalid as error:
+            raise self._explained(error) from None
+
+    def records(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield each row as (location, {column: text}). Raises DataError."""
+        try:
+            for line, fields in itertools.islice(self._records(), 1, None):
+                if len(fields) != len(self.names):
+                    raise self._explained(ValueError(f"line {line} has {len(fields)} fields"))
+                yield f"{self.location}, line {line:,}", dict(zip(self.names, fields, strict=True))
+        except (UnicodeDecodeError, csv.Error) as error:
             raise self._explained(error) from None
 
     def where(self, row: int) -> str:
@@ -228,8 +240,23 @@ class ParquetFile:
             for batch in self._file.iter_batches(BATCH_ROWS, columns=columns, use_threads=False):
                 yield [_plain(batch.column(name)) for name in names]
 
+    def records(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield each row as (location, {column: value}). Columns and fields of structs without a
+        value are left out, because a file has the same fields in all rows. Raises DataError."""
+        rows = itertools.count()
+        with reading(self.location, "can't be read completely"):
+            for batch in self._file.iter_batches(RECORDS, use_threads=False):
+                for record in batch.to_pylist():
+                    yield self.where(next(rows)), _without_nulls(record)
+
     def where(self, row: int) -> str:
         return f"{self.location}, row {row + 1}"
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def _plain(column: Any) -> Any:

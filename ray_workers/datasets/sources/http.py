@@ -37,25 +37,32 @@ TIMEOUT = aiohttp.ClientTimeout(total=None, connect=30, sock_connect=30, sock_re
 _IN_NO_URL = re.compile(r"[\\\s\x00-\x1f\x7f]")
 
 
+class NoSuchFileError(DataError):
+    """The server has no such file."""
+
+
 class HttpOrigin:
     """A file on a web server. Web servers can't list folders."""
 
     def __init__(
-        self, url: str, policy: DataPolicy, options: Options, suffixes: tuple[str, ...] | None
+        self, url: str, policy: DataPolicy, options: Options, name: str | None = None
     ) -> None:
+        """name: the name of the file in its source; by default the last part of the URL."""
         self._url = url
+        self._name = name or PurePosixPath(unquote(urlsplit(url).path)).name or "index"
         self._location = url.split("?", 1)[0]
         self._headers = headers_for(url, options)
         self._allowed = AllowedHosts(policy.private_hosts)
 
     def listing(self) -> Listing:
-        listed = asyncio.run(self._look())
+        listed = asyncio.run(self.look())
         return Listing((listed,), False, None if listed.version else UNVERSIONED_TRUSTED_S)
 
     def fetch(self, file: Listed, sink: Sink) -> None:
         asyncio.run(self._read(file, sink))
 
-    async def _look(self) -> Listed:
+    async def look(self) -> Listed:
+        """Return the file as the server describes it. Raises NoSuchFileError."""
         async with self._response() as response:
             return self._listed(response)
 
@@ -69,8 +76,7 @@ class HttpOrigin:
     def _listed(self, response: aiohttp.ClientResponse) -> Listed:
         headers = response.headers
         version = headers.get("ETag") or headers.get("Last-Modified") or ""
-        name = PurePosixPath(unquote(urlsplit(self._url).path)).name or "index"
-        return Listed(name, response.content_length, version)
+        return Listed(self._name, response.content_length, version)
 
     @asynccontextmanager
     async def _response(self) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -150,14 +156,15 @@ class HttpOrigin:
         if status in WORTH_ANOTHER_TRY:
             raise TransferError(f"the server responded with {status}")
         known = {
-            401: "the server requires credentials (401): set data.credentials",
+            401: "the server requires credentials (401): set `credentials`",
             403: "the server denies access (403)",
             404: "the file does not exist (404)",
             410: "the file no longer exists (410)",
         }
-        raise broken(
+        error = broken(
             self._location, known.get(status, f"the server responded with {status} instead of 200")
         )
+        raise NoSuchFileError(str(error)) if status in (404, 410) else error
 
 
 def _reason(error: Exception) -> str:

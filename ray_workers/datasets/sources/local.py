@@ -49,13 +49,7 @@ class LocalOrigin:
 
     def fetch(self, file: Listed, sink: Sink) -> None:
         assert file.path is not None
-        try:
-            with open(file.path, "rb", buffering=0) as source:
-                while piece := source.read(1 << 20):
-                    sink(piece)
-        except OSError as error:
-            # Keep the cause, which distinguishes a disk failure from an error in the data.
-            raise broken(f"file://{file.path}", f"can't be read: {error.strerror}") from error
+        read_pieces(file.path, sink)
 
     def _walk(self, folder: Path) -> Iterator[Listed]:
         assert self._suffixes is not None
@@ -67,7 +61,7 @@ class LocalOrigin:
                     raise broken(f"file://{parent}/{name}", fault)
             for name in names:
                 path = Path(parent, name)
-                if not is_data(name) or path.suffix.lower() not in self._suffixes:
+                if not is_data(name) or not name.lower().endswith(self._suffixes):
                     continue
                 target = self._allowed(path, f"file://{path}") if path.is_symlink() else path
                 try:
@@ -101,3 +95,14 @@ class LocalOrigin:
                 "(DRAY_DATA_ROOTS)",
             )
         return real
+
+
+def read_pieces(path: Path, sink: Sink) -> None:
+    """Pass the content of a file to the sink. Raises DataError."""
+    try:
+        with open(path, "rb", buffering=0) as source:
+            while piece := source.read(1 << 20):
+                sink(piece)
+    except OSError as error:
+        # Keep the cause, which distinguishes a disk failure from an error in the data.
+        raise broken(f"file://{path}", f"can't be read: {error.strerror}") from error

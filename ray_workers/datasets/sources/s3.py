@@ -76,7 +76,7 @@ class S3Origin:
     def _counts(self, path: str) -> bool:
         assert self._suffixes is not None
         parts = PurePosixPath(path.removeprefix(f"{self._path}/"))
-        return all(map(is_data, parts.parts)) and parts.suffix.lower() in self._suffixes
+        return all(map(is_data, parts.parts)) and parts.name.lower().endswith(self._suffixes)
 
     @contextmanager
     def _translating_errors(self) -> Iterator[None]:

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
+from dray.spec.program import base_files
 from ray_workers.datasets.core.errors import broken
 from ray_workers.datasets.core.types import Listed, Listing, Origin, TransferError
 from ray_workers.datasets.sources.credentials import load_credentials
 from ray_workers.datasets.sources.local import LocalOrigin
 from ray_workers.datasets.sources.node_cache import NodeCache
+from ray_workers.datasets.sources.results import ResultOrigin
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError, SourceUnavailableError
 
@@ -78,12 +80,15 @@ class Source:
         cache: NodeCache,
         credentials: str | None,
         suffixes: tuple[str, ...] | None,
+        names: tuple[str, ...] = (),
     ) -> None:
+        """suffixes: if the source is a folder, the suffixes of the files to use; None requires a
+        single file. names: if the source is a folder on a web server, the files to look for."""
         self._url = url
         self._cache = cache
         self._suffixes = suffixes
         self.location = location_of(url)
-        self._origin = _origin(url, policy, credentials, suffixes)
+        self._origin = _origin(url, policy, credentials, suffixes, names)
         self._listing: Listing | None = None
         self._kept: Path | None = None
 
@@ -273,16 +278,27 @@ def retried(action: Callable[[], T], location: str) -> T:
 
 
 def _origin(
-    url: str, policy: DataPolicy, credentials: str | None, suffixes: tuple[str, ...] | None
+    url: str,
+    policy: DataPolicy,
+    credentials: str | None,
+    suffixes: tuple[str, ...] | None,
+    names: tuple[str, ...],
 ) -> Origin:
+    url = base_files.web_address(url)
     scheme = urlsplit(url).scheme
     if scheme == "file":
         return LocalOrigin(url, policy, suffixes)
+    if scheme == "job":
+        return ResultOrigin(url, policy, suffixes)
     options = load_credentials(policy.credentials_dir, credentials)
+    if scheme in ("http", "https") and names:
+        from ray_workers.datasets.sources.http_folder import HttpFolderOrigin
+
+        return HttpFolderOrigin(url, policy, options, names)
     if scheme in ("http", "https"):
         from ray_workers.datasets.sources.http import HttpOrigin
 
-        return HttpOrigin(url, policy, options, suffixes)
+        return HttpOrigin(url, policy, options)
     if scheme == "s3":
         from ray_workers.datasets.sources.s3 import S3Origin
 

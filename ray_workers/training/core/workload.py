@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +64,8 @@ class Workload:
     write_results: WriteResults
     about: Sequence[str] = ()
     """Lines for the job's log about how the data were read."""
+    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """JSON documents about the data by name, stored as artifacts before the first step."""
     base: str | None = None
     """Hash of the files with the frozen weights, which are not part of a checkpoint; None if no
     weights are frozen."""

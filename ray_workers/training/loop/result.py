@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from dray import spec, train
 from dray.train import storage_faults
@@ -51,6 +53,15 @@ def store(
                     train.store_artifact(path, path.relative_to(folder).as_posix())
 
     storage_faults.wait_for_space("the result", write, waiting=waiting)
+
+
+def store_files(files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Store JSON documents as artifacts of the job."""
+    with TemporaryDirectory(prefix="dray-files-") as folder:
+        for name, content in files.items():
+            path = Path(folder, name)
+            path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+            train.save_artifact(path)
 
 
 def log_end(document: spec.JobSpec, step: int, total_steps: int) -> None:

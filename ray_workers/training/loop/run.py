@@ -11,6 +11,7 @@ from ray_workers.shared.job_log import log
 from ray_workers.training.core.errors import LeaveRequested, UnendingOperationError
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
+from ray_workers.training.loop.result import store_files
 from ray_workers.training.loop.trainer import Trainer
 
 
@@ -29,6 +30,7 @@ def run(
     if task.rank == 0 and task.incarnation == 0:
         for line in workload.about:
             log(line)
+        store_files(workload.files)
     rendezvous = RendezvousHandler(task, page)
     trainer = Trainer(task, spec, workload, page)
 

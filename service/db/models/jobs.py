@@ -134,6 +134,8 @@ class JobRow(Base):
     """The checkpoint that `spec.init_from` referred to when the job was submitted (an
     `init_from.InitFromCheckpoint`)."""
     init_from_job: Mapped[str | None] = mapped_column(String(64))
+    """The job whose files this job needs: its checkpoint to start from, or its result as the base
+    model."""
     code: Mapped[str | None] = mapped_column(String(64))
     """Id of the uploaded code that the job runs; unique only per owner."""
     array_id: Mapped[str | None] = mapped_column(String(64))

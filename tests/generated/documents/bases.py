@@ -75,7 +75,14 @@ BASES: tuple[dict[str, Any], ...] = (
     language(model={"import": "net:Net", "context_length": 32, "tokenizer": f"{WEB}/t.json"}),
     {
         "recipe": "fine_tuning",
-        "data": {"source": f"{WEB}/chats.jsonl"},
+        "data": {
+            "sources": [
+                {"source": f"{WEB}/chats.jsonl", "repeat": 2.5, "examples": "messages"},
+                {"source": f"{WEB}/chats", "format": "parquet"},
+            ],
+            "examples": "sharegpt",
+            "validation": f"{WEB}/validation.csv",
+        },
         "model": {
             "base": "s3://models/llama",
             "credentials": "lab",

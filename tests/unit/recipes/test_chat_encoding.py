@@ -113,7 +113,10 @@ def test_calls_of_tools_have_their_arguments_as_objects(tokenizers: Any) -> None
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "no known key": ({"question": "x"}, "has the keys 'question'; an example is"),
+    "no known key": (
+        {"question": "x"},
+        "has the fields 'question', but it needs the fields of one form",
+    ),
     "no messages": ({"messages": []}, "empty or not a list"),
     "no answer": ({"messages": [USER]}, "has no answer: no message has the role assistant"),
     "a question at the end": (
@@ -214,7 +217,7 @@ def open_lines(folder: Path, records: Any, **options: Any) -> Examples:
     method = spec.Sft(**options)
     encoder = ExampleEncoder(tiny.tokenizer(), method)
     policy = DataPolicy.open(str(folder / "cache"))
-    return open_examples(data, policy, method, encoder.encode, method.model_dump())
+    return open_examples(data, policy, method, encoder, method.model_dump())
 
 
 def test_a_broken_line_is_named(tmp_path: Path) -> None:
@@ -225,7 +228,7 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
         open_lines(tmp_path, [*tiny.texts(1), "[1]"])
     with pytest.raises(DataError, match=r"d.jsonl, line 3: is not JSON"):
         open_lines(tmp_path, ["", *tiny.texts(1), "[" * 100_000])
-    with pytest.raises(DataError, match=r"line 2: has text, but the lines before it have prompt"):
+    with pytest.raises(DataError, match=r"line 2: has the form text, but the lines before"):
         open_lines(tmp_path, [*tiny.completions(1), *tiny.texts(1)])
 
 
@@ -269,7 +272,7 @@ def test_an_error_counts_only_the_examples_of_its_part(tmp_path: Path) -> None:
     data = spec.Data(source=folder.as_uri(), format="jsonl")
     policy = DataPolicy.open(str(tmp_path / "cache"))
     with pytest.raises(DataError, match=r"validation part of .*: contains no examples"):
-        open_examples(data, policy, method, encoder.encode, {})
+        open_examples(data, policy, method, encoder, {})
     with pytest.raises(DataError, match=r"contains only examples of more than 16 tokens"):
         open_lines(tmp_path, [{"text": "a cat " * 40}], max_length=16, truncation="drop")
 
@@ -285,7 +288,7 @@ def test_files_named_like_a_split_divide_the_examples(tmp_path: Path) -> None:
 
     def opened() -> Examples:
         policy = DataPolicy.open(str(tmp_path / "cache"))
-        return open_examples(data, policy, method, encoder.encode, {})
+        return open_examples(data, policy, method, encoder, {})
 
     found = opened()
     assert (len(found), found.num_training) == (7, 5)

@@ -291,3 +291,40 @@ def test_a_text_is_continued_before_the_end_token(home: Path, tmp_path: Path) ->
     loaded = dray.load(tmp_path)
     assert loaded.tokenizer("the")["input_ids"][-1] == 2
     assert loaded.predict("the", num_tokens=5) == expected
+
+
+def test_a_change_of_the_configuration_converts_the_examples_again(own: Path) -> None:
+    """transformers chooses the class of the tokenizer by `config.json`."""
+    before = build(job(own), own).fingerprint
+    assert build(job(own), own).fingerprint == before
+    path = own / "base" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "comment": "changed"}))
+    assert build(job(own), own).fingerprint != before
+
+
+def test_weights_in_subfolders_are_merged(own: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = own / "base"
+    plain = AutoModelForCausalLM.from_pretrained(base)
+    index = base / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    (base / "parts" / "last").mkdir(parents=True)
+    for number, file in enumerate(sorted(set(content["weight_map"].values()))):
+        folder = ("parts", "parts/last")[number % 2]
+        (base / file).rename(base / folder / file)
+        for key, name in content["weight_map"].items():
+            if name == file:
+                content["weight_map"][key] = f"{folder}/{file}"
+    index.write_text(json.dumps(content))
+    work = build(job(own, model={"adapter": LORA}), own)
+    changed(work)
+    (result := own / "result").mkdir()
+    work.write_results(work.model, {}, 7, result)
+    inputs, _ = work.train.take(torch.arange(2))
+    one = PeftModel.from_pretrained(plain, result / "adapter").eval()
+    merged = AutoModelForCausalLM.from_pretrained(result).eval()
+    with torch.no_grad():
+        given = {"input_ids": inputs[:, 0], "position_ids": inputs[:, 1], "use_cache": False}
+        torch.testing.assert_close(merged(**given).logits, one(**given).logits)

@@ -36,13 +36,72 @@ def test_a_document_is_the_same_after_it_was_written() -> None:
     [
         ({"model": {}}, "/model/pretrained/base", "Field required"),
         ({"model": {"base": "sklearn://iris"}}, "/model/pretrained/base", "URL of a folder"),
-        ({"model": {"base": "llama"}}, "/model/pretrained/base", "must be a URL"),
-        ({"model": {"base": "https://a.b/c"}}, "/model/pretrained/base", "s3://bucket/prefix"),
+        ({"model": {"base": "llama"}}, "/model/pretrained/base", "URL of a folder"),
+        ({"model": {"base": "https:///c"}}, "/model/pretrained/base", "names no host"),
+        ({"model": {"base": "hf://org/name"}}, "/model/pretrained/base", "with its revision"),
+        ({"model": {"base": "hf://org/name@main"}}, "/model/pretrained/base", "40 hexadecimal"),
+        (
+            {"model": {"base": f"hf://org/../name@{'0' * 40}"}},
+            "/model/pretrained/base",
+            "hf://org/name@COMMIT",
+        ),
         ({"model": {"name": "gpt"}}, "/model/name", "must be one of pretrained"),
         ({"model": {**BASE, "adapter": "dora"}}, "/model/pretrained/adapter/kind", "'lora'"),
         ({"method": "dpo"}, "/method/name", "'sft'"),
         ({"method": {"max_length": 1}}, "/method/max_length", "greater than or equal to 2"),
-        ({"data": {"source": "file:///a.csv"}}, "/data/source", "reads only jsonl"),
+        ({"data": {"source": "file:///a.npz"}}, "/data/source", "reads only jsonl, parquet, csv"),
+        (
+            {"data": {"sources": [{"source": "file:///a.jsonl"}, {"source": "file:///b.zip"}]}},
+            "/data/sources/1/source",
+            "is images, but this recipe reads only jsonl, parquet, csv",
+        ),
+        ({"data": {"sources": []}}, "/data/sources", "at least 1 item"),
+        (
+            {"data": {"source": "file:///c.jsonl", "sources": [{"source": "file:///a.jsonl"}]}},
+            "/data",
+            "source and sources exclude each other",
+        ),
+        (
+            {"data": {"sources": [{"source": "file:///a.jsonl"}], "sha256": "0" * 64}},
+            "/data",
+            "are only for a single source",
+        ),
+        (
+            {"data": {"sources": [{"source": "file:///a.jsonl", "repeat": float("nan")}]}},
+            "/data/sources/0/repeat",
+            "finite number",
+        ),
+        (
+            {"data": {"sources": [{"source": "file:///a.jsonl", "repeat": 0}]}},
+            "/data/sources/0/repeat",
+            "greater than or equal to 0.001",
+        ),
+        ({"data": {"sources": [{"source": "a.jsonl"}]}}, "/data/source", "must be a URL"),
+        (
+            {"data": {"source": "file:///a.jsonl", "examples": "chat"}},
+            "/data/examples",
+            "'sharegpt'",
+        ),
+        (
+            {"data": {"source": "file:///a.jsonl", "validation": "file:///v.txt"}},
+            "/data/validation",
+            "is text, but",
+        ),
+        (
+            {"data": {"source": "file:///a.csv", "target": "x"}},
+            "/data/target",
+            "is not for the recipe fine_tuning",
+        ),
+        (
+            {"data": {"source": "file:///a.jsonl", "delimiter": ";"}},
+            "/data/delimiter",
+            "is only for csv, but the format of the data is jsonl",
+        ),
+        (
+            {"model": {**BASE, "trust_remote_code": True}},
+            "/model/pretrained/trust_remote_code",
+            "",
+        ),
         ({"train": {"ema": {}}}, "/train/ema", "is not supported by the recipe fine_tuning"),
         ({"train": {"compile": True}}, "/train/compile", "is not supported"),
         (
@@ -69,6 +128,29 @@ def test_a_document_is_the_same_after_it_was_written() -> None:
 )
 def test_what_does_not_fit_is_refused(fields: Any, pointer: str, message: str) -> None:
     check_refusal(tuning(**fields), pointer, message)
+
+
+def test_options_of_examples_are_only_for_fine_tuning() -> None:
+    for option, value in (
+        ("examples", "text"),
+        ("validation", "file:///v.jsonl"),
+        ("sources", [{"source": "file:///a.zip"}]),
+    ):
+        data = {"source": "file:///a.zip", option: value}
+        check_refusal(images(data=data), f"/data/{option}", "only for the recipe fine_tuning")
+
+
+def test_several_sources_are_written_once() -> None:
+    """The document that a user reads again has only `sources`, with which it is valid."""
+    given = {
+        "sources": [{"source": "file:///a.csv", "repeat": 2}, {"source": "file:///b.jsonl"}],
+        "delimiter": ";",
+    }
+    spec = JobSpec.model_validate(tuning(data=given))
+    assert spec.data.source == "file:///a.csv"
+    for written in (spec.as_given(), spec.without_defaults(), spec.model_dump(mode="json")):
+        assert JobSpec.model_validate(written) == spec
+    assert [one.known_format for one in spec.data.mixed] == ["csv", "jsonl"]
 
 
 def test_a_method_is_only_for_fine_tuning() -> None:

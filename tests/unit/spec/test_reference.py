@@ -14,7 +14,7 @@ from dray.errors import SpecError
 from dray.spec.authoring.describing import Part, job_schema, parts
 from dray.spec.authoring.starting import KINDS, starting_document
 from dray.spec.authoring.synonyms import MEANT
-from dray.spec.program.recipes import FORMATS_OF, RECIPES
+from dray.spec.program.recipes import OPTIONAL, RECIPES
 
 ROOT = Path(__file__).resolve().parents[3]
 EDITOR = jsonschema.Draft202012Validator(job_schema())
@@ -61,6 +61,11 @@ def test_the_parts_have_their_ranges_and_defaults() -> None:
     [
         *(("data.target", "x"), ("data.features", ["x"]), ("data.categorical", ["x"])),
         *(("data.image_size", [256, 256]), ("data.classes", ["a", "b"])),
+        *(
+            ("data.delimiter", ";"),
+            ("data.examples", "text"),
+            ("data.validation", "file:///a.jsonl"),
+        ),
         ("train.label_smoothing", 0.1),
     ],
 )
@@ -71,7 +76,7 @@ def test_the_page_says_for_which_recipes_a_field_is(recipe: str, path: str, valu
     taken = []
     for form in RECIPES[recipe].formats:
         data: dict[str, Any] = {"source": f"file:///data.{endings[form]}"}
-        if form in ("csv", "parquet"):
+        if form in ("csv", "parquet") and not RECIPES[recipe].reads_examples:
             data["target"] = "x"
         document: dict[str, Any] = {"recipe": recipe, "data": data}
         if recipe == "fine_tuning":
@@ -85,7 +90,7 @@ def test_the_page_says_for_which_recipes_a_field_is(recipe: str, path: str, valu
 
 def test_options_of_a_format_are_fields() -> None:
     (data,) = [part for part in parts() if part.path == "data"]
-    assert set(FORMATS_OF) <= names(data)
+    assert set(OPTIONAL) <= names(data)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from dray.spec import JobSpec
-from ray_workers.shared.node_needs import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy, ResultFile
 from service.config import node_policies
 from service.config.settings import Settings
 from service.domain.errors import DataSourceForbidden
@@ -25,6 +25,20 @@ def job(source: str, tokenizer: str | None = None) -> JobSpec:
     if tokenizer is not None:
         document["model"] = {"name": "gpt", "tokenizer": tokenizer}
     return JobSpec.model_validate(document)
+
+
+async def test_each_source_of_examples_is_checked() -> None:
+    secret = "http://169.254.169.254/a.jsonl"
+    fine = "file:///a.jsonl"
+    for data, pointer in (
+        ({"sources": [{"source": fine}, {"source": secret}]}, "/data/sources/1/source"),
+        ({"sources": [{"source": secret}]}, "/data/sources/0/source"),
+        ({"source": fine, "validation": secret}, "/data/validation"),
+    ):
+        document = {"recipe": "fine_tuning", "model": {"base": "file:///b"}, "data": data}
+        with pytest.raises(DataSourceForbidden) as raised:
+            await data_policy.refuse_forbidden(JobSpec.model_validate(document), DataPolicy.open())
+        assert raised.value.pointer == pointer
 
 
 def answer_with(address: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -200,7 +214,8 @@ async def test_the_settings_become_the_policy(
     }.items():
         monkeypatch.setenv(f"DRAY_DATA_{name}", value)
     monkeypatch.setenv("DRAY_S3_ENDPOINT_URL", "https://minio.internal:9000")
-    policy = node_policies.data_policy(Settings(home=tmp_path))
+    result = (ResultFile("config.json", "s3://b/c", 9, "a" * 64),)
+    policy = node_policies.data_policy(Settings(home=tmp_path), result)
     plain = vars(DataPolicy.open())
     assert all(value != plain[name] for name, value in vars(policy).items()), "one host is missing"
     assert policy == DataPolicy(
@@ -210,6 +225,7 @@ async def test_the_settings_become_the_policy(
         file_roots=("/a", "/b/../c"),
         credentials_dir="/keys",
         s3_endpoint_url="https://minio.internal:9000",
+        result=result,
     )
     monkeypatch.setenv("DRAY_DATA_PRIVATE_HOSTS", "10.0.0.0/99")
     with pytest.raises(ValidationError, match="is not a host name, address or network"):

@@ -228,6 +228,51 @@ def test_a_killed_rank_changes_no_bit(tmp_path: Path, case: str) -> None:
         assert losses[0] == losses[1]
 
 
+def test_a_mixture_trains_like_a_file_with_its_examples(tmp_path: Path) -> None:
+    """An epoch contains one source twice. The other document has a file with each example as often
+    as an epoch contains it. A killed rank changes nothing."""
+    often, once = tiny.conversations(9, seed=1), tiny.conversations(5, seed=2)
+    held_out = tiny.write_lines(tmp_path / "held-out.jsonl", tiny.conversations(4, seed=3))
+    tiny.write_lines(tmp_path / "often.jsonl", often)
+    tiny.write_lines(tmp_path / "once.jsonl", [{"conversations": shared(one)} for one in once])
+    written = tiny.write_lines(tmp_path / "all.jsonl", [*(o for o in often for _ in "12"), *once])
+    mixed = {
+        "sources": [
+            {"source": (tmp_path / "often.jsonl").as_uri(), "repeat": 2},
+            {"source": (tmp_path / "once.jsonl").as_uri()},
+        ]
+    }
+    found = []
+    for name, data, num_ranks, fault in (
+        ("plain", {"source": written.as_uri()}, 1, None),
+        ("mixed", mixed, 1, None),
+        ("both", mixed, 2, None),
+        ("killed", mixed, 2, die_in_step_6),
+    ):
+        home = tmp_path / name
+        document = job(home, "llama", LORA, num_ranks, dtype=torch.float32)
+        document["data"] = {**data, "validation": held_out.as_uri()}
+        codes = run_ranks(home, document, world_size=num_ranks, before=fault, recovers=True)
+        assert codes == [0] * num_ranks
+        found.append((stored(home), series(home, "val/loss")))
+    assert replaced(tmp_path / "killed") == [1]
+    (plain_weights, losses), (mixed_weights, same), (both, _), (killed, _) = found
+    assert losses == same
+    for name, tensor in plain_weights.items():
+        assert torch.equal(mixed_weights[name], tensor)
+        assert torch.equal(killed[name], both[name])
+        torch.testing.assert_close(both[name], tensor, rtol=1e-4, atol=1e-5)
+    report = json.loads((artifacts(tmp_path / "mixed") / "examples.json").read_text())
+    assert (report["training"], report["validation"]) == (23, 4)
+    assert [part["form"] for part in report["sources"]] == ["messages", "sharegpt", "messages"]
+
+
+def shared(record: dict[str, Any]) -> list[dict[str, str]]:
+    """Return a conversation in the form of ShareGPT."""
+    names = {"system": "system", "user": "human", "assistant": "gpt"}
+    return [{"from": names[m["role"]], "value": m["content"]} for m in record["messages"]]
+
+
 def die_in_step_6(task: RankTask) -> None:
     if task.rank == 1 and task.incarnation == 0:
         arm(FaultPoint.BEFORE_EXCHANGE, die, at_step=6)

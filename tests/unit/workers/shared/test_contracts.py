@@ -33,6 +33,7 @@ from ray_workers.shared.node_needs import (
     NodeEnvironment,
     NodeNeeds,
     RemoteCodeRef,
+    ResultFile,
 )
 from ray_workers.shared.processes.procfs import Activity
 from ray_workers.supervision.rules.failure_attribution import RankExit
@@ -43,7 +44,8 @@ from tests.wire import attempt_spec, rank_task
 
 def test_a_rank_task_comes_back_from_json_as_it_was() -> None:
     refs = (CheckpointRef("file:///c/9", 9, "a" * 64), CheckpointRef("file:///c/6", 6, "b" * 64))
-    policy = DataPolicy("/c", 9, ("10.0.0.0/8",), ("/a", "/b"), "/s", "http://m")
+    result = (ResultFile("config.json", "s3://b/c", 9, "a" * 64),)
+    policy = DataPolicy("/c", 9, ("10.0.0.0/8",), ("/a", "/b"), "/s", "http://m", result)
     for sent in (
         rank_task(spec={"name": "naïve ☂", "train": {"epochs": 3}}),
         rank_task(resume_from=refs, device="cuda", env={"A": "b\n"}),

@@ -1,0 +1,57 @@
+"""Read examples from JSON lines, CSV and Parquet files, as the same records from each format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from dray import spec
+from ray_workers.datasets.formats import json_lines, utf8
+from ray_workers.datasets.formats.archives import gunzipped
+from ray_workers.datasets.formats.prepared import Workshop
+from ray_workers.datasets.formats.table_files import CsvFile, ParquetFile
+from ray_workers.datasets.sources.source import SourceFile
+
+SUFFIXES: Final[Mapping[str, tuple[str, ...]]] = {
+    "jsonl": json_lines.SUFFIXES,
+    "csv": (".csv", ".csv.gz", ".tsv", ".tsv.gz"),
+    "parquet": (".parquet", ".pq"),
+}
+"""The suffixes of the files that are read if the source is a folder."""
+
+
+def format_of(data: spec.Data) -> str:
+    return data.known_format or "jsonl"
+
+
+def records(
+    file: SourceFile, shop: Workshop, data: spec.Data
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each record with its location, such as `file:///a.jsonl, line 17`. Raises
+    DataError."""
+    form = format_of(data)
+    if form == "jsonl":
+        yield from json_lines.records(file, shop)
+        return
+    path = gunzipped(file, shop.scratch / "plain", shop.budget)
+    if form == "parquet":
+        yield from ParquetFile(path, file.location).records()
+        return
+    text = utf8.converted(path, data.encoding, file.location, shop.scratch / "utf8", shop.budget)
+    delimiter = data.model_copy(update={"source": file.location}).known_delimiter
+    for location, record in CsvFile(text, file.location, delimiter).records():
+        yield location, {name: _messages_in(cell) for name, cell in record.items()}
+
+
+def _messages_in(text: str) -> Any:
+    """Return the messages in a cell, a JSON list of objects with a role; for any other cell, its
+    text."""
+    if text.startswith("[{") and text.endswith("}]"):
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            return text
+        if all(isinstance(one, dict) and "role" in one for one in found):
+            return found
+    return text

@@ -1,0 +1,75 @@
+"""Jobs whose base model is the result of another job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ray_workers.shared.contracts import Cause
+from service.domain.errors import CheckpointInUse, InvalidDocument
+from tests.marks import RULES
+from tests.unit.service.helpers import SHA, Service
+
+pytestmark = RULES
+
+FILES = ("config.json", "model.safetensors", "tokenizer.json", "adapter/adapter_config.json")
+
+
+def tuning(base: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "recipe": "fine_tuning",
+        "model": {"base": base},
+        "data": {"source": "file:///a.jsonl"},
+        "checkpoint": {},
+        **fields,
+    }
+
+
+async def tuned(service: Service, *names: str, cause: Cause = Cause.SUCCEEDED) -> str:
+    """Return a job that has ended, with these artifacts."""
+    job_id = await service.running(**tuning("file:///base"))
+    service.end(job_id, 1, cause, frames=[service.artifact(job_id, 1, name) for name in names])
+    return job_id
+
+
+async def refusal(service: Service, job_id: str) -> str:
+    with pytest.raises(InvalidDocument) as caught:
+        await service.submit(**tuning(f"job://{job_id}"))
+    assert caught.value.pointer == "/model/base"
+    return caught.value.message
+
+
+async def test_an_attempt_receives_the_files_of_the_other_job(service: Service) -> None:
+    first = await tuned(service, *FILES)
+    claimed = service.claim(await service.submit(**tuning(f"job://{first}")))
+    assert claimed is not None
+    found = {one.name: (one.url, one.sha256) for one in claimed.data_policy.result}
+    assert found == {name: (service.url(first, 1, f"artifacts/{name}"), SHA) for name in FILES}
+    other = service.claim(await service.submit(**tuning("file:///base")))
+    assert other is not None
+    assert other.data_policy.result == ()
+
+
+async def test_a_result_that_can_be_no_base_is_refused(service: Service) -> None:
+    assert "job-none does not exist" in await refusal(service, "job-none")
+    running = await service.running(**tuning("file:///base"))
+    assert "is RUNNING: its result can be a base once" in await refusal(service, running)
+    failed = await tuned(service, cause=Cause.BAD_DATA)
+    assert "is FAILED" in await refusal(service, failed)
+    adapter = await tuned(service, "adapter/adapter_config.json", "tokenizer.json")
+    found = await refusal(service, adapter)
+    assert "has no config.json" in found
+    assert "unless model.adapter.merge is false" in found
+    deleted = await tuned(service, *FILES)
+    await service.jobs.delete(deleted)
+    assert "does not exist" in await refusal(service, deleted)
+
+
+async def test_a_base_is_not_deleted_while_a_job_needs_it(service: Service) -> None:
+    first = await tuned(service, *FILES)
+    job_id = await service.submit(**tuning(f"job://{first}"))
+    with pytest.raises(CheckpointInUse, match=f"{job_id} needs a checkpoint or the result of"):
+        await service.jobs.delete(first)
+    await service.jobs.cancel(job_id)
+    await service.jobs.delete(first)
