@@ -184,6 +184,11 @@ class Phase(StrEnum):
     """All processes have ended and all slots are released."""
 
 
+SCRIPT_DIFFERS = "the script depends on state that prepare() does not track"
+"""Part of the message of an attempt whose ranks ran a script and were not equal after their group
+was re-formed."""
+
+
 class Cause(StrEnum):
     """Why an attempt ended. The cause determines the job's next state and the retry budget that is
     charged."""
