@@ -182,6 +182,7 @@ def rank_task(
         num_nodes=1,
         resume_from=(),
         init_from=None,
+        older_than_init_from=(),
         data_policy=DataPolicy.open(),
         environment_policy=EnvironmentPolicy.open(),
         spool_limit_bytes=64 << 20,

@@ -191,6 +191,7 @@ def restricted(task: RankTask, environ: Mapping[str, str]) -> RankTask:
         data_policy=policy,
         resume_from=(),
         init_from=None,
+        older_than_init_from=(),
     )
     if Opening.FILES in owner_opens(environ):
         return task

@@ -89,6 +89,9 @@ class RankSpec:
     init_from: CheckpointRef | None
     """Another job's checkpoint to start from if there is no checkpoint to resume from. `spec`
     specifies which parts of the checkpoint are used."""
+    older_than_init_from: tuple[CheckpointRef, ...]
+    """Older checkpoints of the other job, newest first. They are never used, but if `init_from` is
+    damaged, the error names the first that is intact."""
     data_policy: DataPolicy
     environment_policy: EnvironmentPolicy
     spool_limit_bytes: int
@@ -179,6 +182,11 @@ class Phase(StrEnum):
     STOPPING = "stopping"
     ENDED = "ended"
     """All processes have ended and all slots are released."""
+
+
+SCRIPT_DIFFERS = "the script depends on state that prepare() does not track"
+"""Part of the message of an attempt whose ranks ran a script and were not equal after their group
+was re-formed."""
 
 
 class Cause(StrEnum):
@@ -461,6 +469,8 @@ class RankTask(ProcessSpec, RankSpec):
         data = json.loads(text)
         data["resume_from"] = tuple(CheckpointRef(**ref) for ref in data["resume_from"])
         data["init_from"] = data["init_from"] and CheckpointRef(**data["init_from"])
+        older = data["older_than_init_from"]
+        data["older_than_init_from"] = tuple(CheckpointRef(**ref) for ref in older)
         data["data_policy"] = DataPolicy.from_dict(data["data_policy"])
         data["environment_policy"] = EnvironmentPolicy(**data["environment_policy"])
         data["peers"] = tuple(data["peers"])

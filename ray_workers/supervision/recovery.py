@@ -18,7 +18,7 @@ from typing import Any
 
 from ray_workers.shared.contracts import AttemptSpec, Frame
 from ray_workers.shared.frames import LossKind, RegroupedReport, ResizedReport
-from ray_workers.shared.heartbeat import RankStatus
+from ray_workers.shared.heartbeat import RankObservation, RankStatus
 from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.supervision.group_positions import GroupPositions
 from ray_workers.supervision.member import GroupChange, Member
@@ -63,7 +63,7 @@ class RecoveryController:
         self._preparation = preparation
         self._speed = speed
         self._timings = timings
-        self.least = least_ranks(spec)
+        self.least = recovery_rules.least_ranks(spec)
         """Minimum number of workers that the group needs to train."""
         self.state = RecoveryState()
         self.workers_added = asyncio.Event()
@@ -81,7 +81,7 @@ class RecoveryController:
         idle members (`positions.idle`)."""
         self.positions = GroupPositions(spec)
         self._responding: set[int] = set()
-        """Indices of the spares that responded when the current change of the group began."""
+        """Indices of the spares and idle members that responded to the latest `observe`."""
         self._asks_until = 0.0
         """Time until which replacements for slots on lost nodes are requested, on the clock of
         `MachineSpeed.time`."""
@@ -157,20 +157,23 @@ class RecoveryController:
         """Start the transition of the group to its next round. `kind` is the kind of loss to
         report, or None if only the size changes. `errors` contains the ERROR frames of the lost
         ranks."""
-        observations = await self._nodes.observations()
+        observations = await self.observe()
         furthest_step = max((one.status.step for one in observations), default=0)
         self.state = self.state.begin([end.rank for end in lost], began_at, furthest_step)
-        limit_s = self._speed.stretched(self._timings.spare_limit_s)
-        self._responding = {
-            one.rank for one in observations if spare_rules.is_responding(one, limit_s)
-        }
         if kind is not None:
             why_slow = self._speed.why()
-            spares = min(len(lost), sum(map(self._may_take_over, self._group.spares)))
+            spares = min(len(lost), sum(map(self.may_take_over, self._group.spares)))
             report = recovery_rules.loss_report(
                 *(lost, kind, self.state.round, self._traits, why_slow, errors), num_spares=spares
             )
             self._reporter.report(report)
+
+    async def observe(self) -> Sequence[RankObservation]:
+        """Observe all processes, to find the spares and idle members that can get a rank."""
+        observations = await self._nodes.observations()
+        limit_s = self._speed.stretched(self._timings.spare_limit_s)
+        self._responding = spare_rules.responding(observations, limit_s, self.positions.idle)
+        return observations
 
     # The next round.
 
@@ -188,7 +191,7 @@ class RecoveryController:
         if isinstance(found, str):
             print(f"not recovered in place: {found}", flush=True)  # noqa: T201
             return False
-        self._assign(found)
+        self._assign(found, change)
         if change.ready:
             self.workers_added.set()
         if change.how is not None:
@@ -247,10 +250,10 @@ class RecoveryController:
         return GroupRoster(workers, self.least, change.dead_nodes, leaving)
 
     def _state_of(self, member: Member, change: GroupChange) -> WorkerState:
-        is_idle = member.is_running and self._is_idle(member)
+        is_idle = member.is_running and member.index in self._responding and self._is_idle(member)
         if member in change.lost and not member.is_spare:
             return WorkerState.LOST
-        if self._may_take_over(member):
+        if self.may_take_over(member):
             return WorkerState.SPARE
         if not (member.is_placed or is_idle or member in change.ready):
             return WorkerState.STARTING
@@ -262,7 +265,7 @@ class RecoveryController:
         """Whether the member waits without a rank until there is another replica."""
         return member.index in self.positions.idle and member not in self._rejoining
 
-    def _may_take_over(self, member: Member) -> bool:
+    def may_take_over(self, member: Member) -> bool:
         """Whether the member is a spare that can get a rank now."""
         is_waiting = member.is_spare and member.is_ready and member.is_running
         return is_waiting and member.index in self._responding
@@ -278,10 +281,16 @@ class RecoveryController:
         by_index = {member.index: member for member in self._group.members}
         return [by_index[index] for index in indices]
 
-    def _assign(self, found: NextRound) -> None:
+    def _assign(self, found: NextRound, change: GroupChange) -> None:
         """Assign ranks to the members of the round, and remove the ranks of all other members.
-        Existing ranks are kept until the round is announced."""
-        indices, self.positions.idle = set(found.members), found.idle
+        Existing ranks are kept until the round is announced. Idle members that do not respond are
+        restarted, and join a later round."""
+        indices = set(found.members)
+        silent = [member for member in self._group.members if self._is_idle(member)]
+        self.positions.idle = found.idle
+        for member in silent:
+            if member.index not in indices.union(found.idle) and member not in change.leaving:
+                self.do(self._rejoin(member))
         for member in self._group.placed:
             member.is_placed = member.index in indices
         rank = max((member.rank for member in self._group.placed), default=-1)
@@ -298,12 +307,8 @@ class RecoveryController:
 
     def _goes_on_smaller(self) -> None:
         waits = self._num_lacking > 0 and not self._traits.goes_on_without_lost
-        lost = (
-            "lost the workers of a node"
-            if waits
-            else "continues without the workers of a lost node"
-        )
-        self.report_size(lost)
+        goes_on = "continues without the workers of a lost node"
+        self.report_size("lost the workers of a node" if waits else goes_on)
         if self._traits.goes_on_without_lost:
             self._asks_until = self._speed.time() + self._timings.standby_limit_s
             self.do(self._ask_no_more())
@@ -441,10 +446,3 @@ class RecoveryController:
                 message=message,
             )
         )
-
-
-def least_ranks(spec: AttemptSpec) -> int:
-    """Return the minimum number of workers with which the group continues if there are no
-    replacements."""
-    fewest = spec.min_workers if spec.traits.quorum is None else spec.traits.quorum
-    return spec.world_size if fewest is None else fewest

@@ -71,6 +71,7 @@ class Resizing:
             return
         async with self._recovery.one_at_a_time:
             self._change_batch(grant)
+            await self._recovery.observe()
             ranks, spares = self._ranks_and_spares(newcomers)
             for member in newcomers + ranks:
                 member.is_spare = member in spares
@@ -90,7 +91,7 @@ class Resizing:
         present = [m for m in self._group.members if not m.is_spare and m not in newcomers]
         num_ranks = max(0, most - len(present))
         ranks, spares = newcomers[:num_ranks], newcomers[num_ranks:]
-        ready = [member for member in self._group.spares if member.is_ready and member.is_running]
+        ready = [member for member in self._group.spares if self._recovery.may_take_over(member)]
         num_missing = -(len(present) + len(ranks)) % num_parts
         if ranks and num_missing <= len(ready):
             ranks += ready[:num_missing]

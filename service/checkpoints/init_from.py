@@ -23,6 +23,7 @@ from service.domain.errors import CheckpointInUse, InitFromDiffers, InitFromNotF
 from service.domain.init_from import continuing, weights
 
 Wanted = Literal["latest", "best"] | int
+MOST_OLDER = 10
 _TAKE_WEIGHTS = "set init_from.take to weights"
 
 
@@ -70,11 +71,13 @@ def resolve(session: Session, spec: JobSpec) -> InitFromCheckpoint | None:
     return InitFromCheckpoint.of(asked.step, row)
 
 
-def current(session: Session, job: JobRow) -> CheckpointRef | None:
-    """Return the checkpoint from which an attempt starts if the job has no checkpoints of its
-    own."""
+def current(
+    session: Session, job: JobRow
+) -> tuple[CheckpointRef | None, tuple[CheckpointRef, ...]]:
+    """Return the checkpoint from which an attempt starts if the job has no checkpoints of its own,
+    and up to `MOST_OLDER` older checkpoints of the other job, newest first."""
     if job.init_from is None:
-        return None
+        return None, ()
     origin = InitFromCheckpoint(**job.init_from)
     source = repository.get(session, origin.job)
     rows = [] if source is None else catalog.counting_checkpoints(session, source.id)
@@ -83,7 +86,12 @@ def current(session: Session, job: JobRow) -> CheckpointRef | None:
         row = _chosen(session, source, origin.wanted)
         origin = origin if row is None else InitFromCheckpoint.of(origin.wanted, row)
         job.init_from = origin.as_row()
-    return CheckpointRef(origin.url, origin.step, origin.manifest_sha256)
+    older = [_ref(row) for row in rows if row.step < origin.step][:MOST_OLDER]
+    return _ref(origin), tuple(older)
+
+
+def _ref(one: InitFromCheckpoint | CheckpointRow) -> CheckpointRef:
+    return CheckpointRef(one.url, one.step, one.manifest_sha256)
 
 
 def refuse_if_needed(session: Session, job_id: str) -> None:

@@ -16,7 +16,15 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.shared.contracts import Cause, Frame, FrameKind, Outcome, Phase, PollReply
+from ray_workers.shared.contracts import (
+    SCRIPT_DIFFERS,
+    Cause,
+    Frame,
+    FrameKind,
+    Outcome,
+    Phase,
+    PollReply,
+)
 from ray_workers.shared.frame_fields import clean
 from service.costs import spending
 from service.db.models import AttemptRow, JobRow
@@ -293,6 +301,7 @@ class _Recorder:
                 rolls_back=job.spec.get("train", {}).get("on_divergence") == "rollback",
                 rollbacks=max(0, ended - 1),
                 fails_alike=cause is Cause.USER_ERROR and self._fails_alike(message),
+                script_differs_again=SCRIPT_DIFFERS in message and self._differed_before(),
             ),
             by_drill=by_drill,
             by_overload=outcome.slowness > 1.0,
@@ -338,6 +347,11 @@ class _Recorder:
         if before is None or before.reason_code != Cause.USER_ERROR:
             return False
         return is_same_error(message, before.reason_message or "")
+
+    def _differed_before(self) -> bool:
+        """Whether the previous attempt ended because its script's ranks were not equal."""
+        before = attempts_repository.get(self.session, self.job.id, self.row.attempt - 1)
+        return before is not None and SCRIPT_DIFFERS in (before.reason_message or "")
 
     def _take_unreported(self, in_storage: Sequence[Frame]) -> None:
         """Store the checkpoints that no rank reported, with an event that names them."""

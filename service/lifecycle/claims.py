@@ -255,6 +255,7 @@ def _spec_of(
         diverged = attempts_repository.num_diverged(session, row.id)
         furthest_step = attempts_repository.furthest_step(session, row.id)
     job = _rolled_back(started.checked, diverged)
+    origin, older = _origin(session, row)
     return AttemptSpec(
         deployment_id=deployment.id,
         job_id=row.id,
@@ -266,7 +267,8 @@ def _spec_of(
         roles=tuple(replace(r, bundle=without_labels(r.bundle)) for r in wanted.roles),
         storage_url=settings.storage_url,
         resume_from=refs,
-        init_from=_origin(session, row),
+        init_from=origin,
+        older_than_init_from=older,
         code=_code_of(job.spec, code, settings),
         data_policy=node_policies.data_policy(settings, base_jobs.files_of(session, job.spec)),
         environment_policy=node_policies.environment_policy(settings, row.owner),
@@ -297,11 +299,13 @@ def _code_of(
     return CodeRef(code.id, url, code.manifest_sha256)
 
 
-def _origin(session: Session, row: Row[Any]) -> CheckpointRef | None:
+def _origin(
+    session: Session, row: Row[Any]
+) -> tuple[CheckpointRef | None, tuple[CheckpointRef, ...]]:
     if row.init_from is None:
-        return None
+        return None, ()
     job = repository.lock(session, row.id)
-    return None if job is None else init_from.current(session, job)
+    return (None, ()) if job is None else init_from.current(session, job)
 
 
 def _rolled_back(document: CheckedDocument, rollbacks: int) -> CheckedDocument:

@@ -87,6 +87,7 @@ def ask(
 def _reopen(row: NodeCheckRow, cause: CheckCause, why: str, now: datetime) -> None:
     row.id, row.state, row.cause = secrets.token_hex(8), CheckState.WAITING, cause
     row.why, row.asked_at, row.began_at = why, now, None
+    row.is_repeated = False
 
 
 def suspect(
@@ -190,11 +191,29 @@ def begin(session: Session, hostname: str, check_id: str, now: datetime) -> bool
     return True
 
 
+def wait_for_return(session: Session, hostname: str, check_id: str, now: datetime) -> None:
+    """Begin a running test anew when its node returns to the cluster."""
+    withheld_repository.lock_changes(session)
+    row = repository.get(session, hostname)
+    if row is not None and row.id == check_id and row.state == CheckState.RUNNING:
+        row.state, row.cause = CheckState.WAITING, CheckCause.LOST_RANK
+        row.asked_at, row.began_at = now, None
+        touch(session)
+        notify(session, QUEUE)
+
+
 def settle(
-    session: Session, hostname: str, check_id: str, test: NodeTest, now: datetime
+    session: Session,
+    hostname: str,
+    check_id: str,
+    test: NodeTest,
+    now: datetime,
+    *,
+    repeats: bool = False,
 ) -> CheckOutcome | None:
     """Store the result of a test, and withhold the node if it failed. Does nothing, and returns
-    None, if the result of this test is already stored."""
+    None, if the result of this test is already stored. With `repeats`, the test is run again,
+    unless it is itself the repetition of a test."""
     row = repository.get(session, hostname)
     # Lock in the order in which reports of attempts lock: the job, and then the nodes.
     job = None if row is None or row.job_id is None else jobs_repository.lock(session, row.job_id)
@@ -211,7 +230,10 @@ def settle(
     if job is not None and job.id == row.job_id:
         _add_event(session, job, row, now)
     was_held = any(device.outcome is DeviceOutcome.HELD for device in test.devices)
-    if row.job_id is not None and was_held and row.cause == CheckCause.ASKED:
+    if repeats and not row.is_repeated:
+        _reopen(row, CheckCause(row.cause), row.why, now)
+        row.is_repeated = True
+    elif row.job_id is not None and was_held and row.cause == CheckCause.ASKED:
         key = row.job_id, row.attempt
         _reopen(row, CheckCause.LOST_RANK, row.why, now)
         row.job_id, row.attempt = key

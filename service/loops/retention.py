@@ -15,6 +15,7 @@ from service.config.settings import Settings
 from service.db.repositories import storage as repository
 from service.db.repositories.scheduling import accounting as accounting_repository
 from service.db.repositories.scheduling import node_checks as node_checks_repository
+from service.db.repositories.scheduling import withheld as withheld_repository
 from service.db.repositories.telemetry import chunks as chunks_repository
 from service.db.session import Database
 from service.domain.errors import CheckpointInUse, FolderSpoilt, NotFound, StorageUnavailable
@@ -33,6 +34,9 @@ MOST_SHARE = 0.02
 many rows."""
 KEPT_TESTS = timedelta(days=7)
 """Time for which the results of self-tests of nodes that have left the cluster are stored."""
+KEPT_FAULTS = timedelta(days=30)
+"""Time for which the faults of hosts that have left the cluster are stored. It is long, because a
+host that returns from a repair before this time still has to be released."""
 BATCH = 100
 """Maximum number of jobs that one rule deletes in one round."""
 
@@ -86,7 +90,9 @@ class Retention:
                 days = timedelta(days=self._accounting_days)
                 forgotten = await self._now() - max(days, timedelta(seconds=REMEMBERED_S))
                 await self._database.write(lambda s: accounting_repository.forget(s, forgotten))
-            tested = await self._now() - KEPT_TESTS
+            now = await self._now()
+            await self._database.write(lambda s: withheld_repository.forget(s, now, KEPT_FAULTS))
+            tested = now - KEPT_TESTS
             await self._database.write(lambda s: node_checks_repository.forget(s, tested))
             await self._store_refused_logs()
             pause_s = 0.0 if deleted else self._timings.expiry_period_s

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from dray.ranks import with_role
 from ray_workers.shared.commands import Grant
-from ray_workers.shared.contracts import Cause, Frame, Slice
+from ray_workers.shared.contracts import AttemptSpec, Cause, Frame, Slice
 from ray_workers.shared.frames import LossKind, RegroupedReport, RegroupingReport
 from ray_workers.shared.group_traits import GroupTraits
 from ray_workers.shared.heartbeat import RankObservation, RankStatus
@@ -43,6 +43,13 @@ STATE_LOST = frozenset(
 )
 """Types of the errors that end all ranks of a group, because the group can't continue from the
 state that its ranks hold."""
+
+
+def least_ranks(spec: AttemptSpec) -> int:
+    """Return the minimum number of workers with which the group continues if there are no
+    replacements."""
+    fewest = spec.min_workers if spec.traits.quorum is None else spec.traits.quorum
+    return spec.world_size if fewest is None else fewest
 
 
 @dataclass(frozen=True)

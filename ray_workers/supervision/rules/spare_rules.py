@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Collection, Iterable
 
 from ray_workers.shared.heartbeat import RankObservation, RankPhase
 from ray_workers.supervision.rules.failure_attribution import RankExit
@@ -12,18 +13,28 @@ FIRST_PAUSE_S, MOST_PAUSE_S = 5.0, 300.0
 doubled after each failure."""
 
 
-def is_responding(spare: RankObservation | None, limit_s: float) -> bool:
-    """Whether a spare waits for a rank and can get one. A waiting spare writes to its heartbeat
-    page at least once per `limit_s` seconds unless it is suspended or hangs.
+def is_responding(worker: RankObservation | None, limit_s: float, *, is_idle: bool = False) -> bool:
+    """Whether a worker without a rank can get one. A worker that waits for a rank writes to its
+    heartbeat page at least once per `limit_s` seconds unless it is suspended or hangs.
 
-    `spare` is None if the spare's node did not report the spare.
+    worker: None if the worker's node did not report it. is_idle: whether the worker had a rank, and
+    does not complete a replica any longer. It might still be leaving its last round; all other
+    workers must wait for a rank.
     """
-    return (
-        spare is not None
-        and spare.status.phase is RankPhase.STANDBY
-        and spare.state not in ("", "T", "t")
-        and spare.age_s <= limit_s
-    )
+    if worker is None or worker.state in ("", "T", "t"):
+        return False
+    is_waiting = worker.status.phase is RankPhase.STANDBY
+    return worker.age_s <= limit_s if is_waiting else is_idle
+
+
+def responding(
+    observations: Iterable[RankObservation], limit_s: float, idle: Collection[int]
+) -> set[int]:
+    """Return the indices of the workers without a rank that can get one, out of workers that wait
+    and of idle workers."""
+    return {
+        one.rank for one in observations if is_responding(one, limit_s, is_idle=one.rank in idle)
+    }
 
 
 def is_standing_still(spare: RankObservation | None, limit_s: float, *, was_ready: bool) -> bool:

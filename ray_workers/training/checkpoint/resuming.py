@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
+from dray.spec import InitFrom
 from dray.train.checkpoints import CheckpointRef
 from dray.train.storage_faults import StorageError
 from ray_workers.shared import job_log
@@ -59,6 +60,21 @@ def agree(
     if everywhere(is_valid) or not isinstance(found, LoadedCheckpoint):
         return found
     return SkippedCheckpoint(found.saved.step, "another rank found the checkpoint to be invalid")
+
+
+def damaged_origin(
+    asked: InitFrom | None, damaged: SkippedCheckpoint, older: LoadedCheckpoint | None
+) -> str:
+    """Return the error about a checkpoint of another job that can't be loaded. older: the newest
+    older checkpoint of this job that is intact."""
+    of_job = f" of {asked.job}" if asked is not None else ""
+    message = f"init_from: the checkpoint of step {damaged.step}{of_job} is damaged: {damaged.why}"
+    if older is None:
+        return f"{message}. The job has no older checkpoint that is intact"
+    return (
+        f"{message}. The newest older checkpoint that is intact is the one of step "
+        f"{older.saved.step}: to start from it, set init_from.step to {older.saved.step}"
+    )
 
 
 def log_passed_over(passed_over: Sequence[SkippedCheckpoint]) -> None:

@@ -316,8 +316,15 @@ class RendezvousHandler:
             raise error from None
 
     def _take_assignment(self, limit_s: float) -> None:
+        """Wait for the next assignment. The page shows that the process is not hanging, because it
+        can remain without a rank for a long time."""
         known = max(self.assignment.generation, 0)
-        self._until(lambda: self._page.wanted > known, limit_s)
+
+        def is_announced() -> bool:
+            self._page.enter(RankPhase.STANDBY, TimeCategory.RECOVERING)
+            return self._page.wanted > known
+
+        self._until(is_announced, limit_s)
         with process_group.one_at_a_time:
             self.assignment = heartbeat.announced(self._prefix)
         self._spool.take(self.assignment)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dray import train
 from ray_workers.shared.commands import CORRUPT_SIGNAL
@@ -66,6 +67,14 @@ class ReplicaCheck:
             self._is_asked, self._is_drill = False, True
             strategy.flip_bit()
         if is_due or is_saved:
+            self.compare(step, strategy)
+
+    def before_update(self, step: int, loss: Tensor, strategy: ReplicaGroup) -> None:
+        """Compare the replicas after `step` if the loss of the next step is not finite, because the
+        optimizer would copy such values to all weights of all replicas. Raises ReplicasDifferError
+        if the replicas differ. The loss is summed together with the gradients, so all ranks have
+        the same loss, which has arrived."""
+        if self._every is not None and not bool(loss.isfinite()):
             self.compare(step, strategy)
 
     def is_due(self, step: int) -> bool:

@@ -95,6 +95,8 @@ class Trainer:
         self.memory = PeerMemory(spec, lambda: self.state.peer_state_dict(page.kept()))
         self.prefetcher: Feed | None = None
         """Reads this rank's part of the data while the rank is in a group."""
+        self._loss: Tensor
+        """The loss of the current step."""
         self.assignment: RankAssignment
         self.rank, self.was_rank, self.world_size = NOWHERE, NOWHERE, 0
 
@@ -241,12 +243,15 @@ class Trainer:
             self.comm_metrics.computed(alone_until[0] - began)
         faultpoint(FaultPoint.BACKWARD_DONE, step, self)
         loss = strategy.gradients.take_loss()
-        return loss if scale is None else loss / scale
+        self._loss = loss if scale is None else loss / scale
+        return self._loss
 
     def update(self, step: int) -> Tensor:
         """Run the optimizer step, and return the gradient norm before clipping, on the device."""
         faultpoint(FaultPoint.BEFORE_OPTIMIZER, step, self)
         self.strategy.gradients.wait()
+        if self.options.on_divergence != "warn":  # otherwise, each further step would be compared
+            self.replica_check.before_update(self.progress.step, self._loss, self.strategy)
         self.page.enter(RankPhase.UPDATE, self._time_of(step))
         self.checkpoints.hold()
         self.memory.hold()

@@ -110,7 +110,9 @@ class TrainingState:
         (found,) = checkpoint_files.load_each([ref], number=rank, num_ranks=world_size)
         loaded = resuming.agree(found, everywhere)
         if isinstance(loaded, SkippedCheckpoint):
-            raise DataError(f"init_from: {loaded.why}")
+            refs = self._task.older_than_init_from
+            older, _ = resuming.choose(refs, everywhere, number=rank, num_ranks=world_size)
+            raise DataError(resuming.damaged_origin(asked, loaded, older))
         if asked is not None and asked.take == "everything":
             self._restore_other_job(loaded)
             return loaded

@@ -20,7 +20,7 @@ from dray import train
 from dray.train import reporting
 from dray.train.prepared.group import LoopPhase
 from dray.train.prepared.trained import Trained
-from ray_workers.shared.contracts import RankTask
+from ray_workers.shared.contracts import SCRIPT_DIFFERS, RankTask
 from ray_workers.shared.heartbeat import (
     HeartbeatPage,
     RankAssignment,
@@ -73,9 +73,8 @@ class ScriptDiffersError(CopiesDifferError):
         Exception.__init__(
             self,
             "after the group was re-formed, the ranks had different weights or optimizer states, "
-            "or were at different batches: the script depends on state that prepare() does not "
-            "track, such as an untracked object or the script's own batch counter (use "
-            f"train.progress() instead); {RESUMES}",
+            f"or were at different batches: {SCRIPT_DIFFERS}, such as an untracked object or the "
+            f"script's own batch counter (use train.progress() instead); {RESUMES}",
         )
 
 

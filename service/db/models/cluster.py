@@ -6,7 +6,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import String, text
+from sqlalchemy import String, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.db.models.base import Base, job_key
@@ -101,6 +101,8 @@ class WithheldRow(Base):
     programs. The row is kept so that the agent's next report does not count as a new fault."""
     count: Mapped[int] = mapped_column(server_default=text("1"))
     """See `GpuFault.count`."""
+    absent_since: Mapped[datetime | None]
+    """When the host was first seen to be missing from the cluster; None while it is present."""
 
 
 class ProgramFaultRow(Base):
@@ -144,6 +146,8 @@ class NodeCheckRow(Base):
     message: Mapped[str]
     devices: Mapped[list[Any]]
     """A list of `ray_workers.shared.self_tests.TestedDevice` as JSON."""
+    is_repeated: Mapped[bool] = mapped_column(server_default=false())
+    """Whether the test that is waiting or running repeats a test that only waited for a job."""
 
 
 class LeaseRow(Base):

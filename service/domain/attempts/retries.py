@@ -45,6 +45,9 @@ class Budgets:
     rollbacks: int = 0
     fails_alike: bool = False
     """Whether the previous attempt had the same error at the same line of the user's code."""
+    script_differs_again: bool = False
+    """Whether both this attempt and the previous attempt ended because the ranks of a script were
+    not equal after their group was re-formed."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,9 @@ def decide(
     if by_drill and cause in BY_DRILL:
         delay_s = _backoff(FREE_BACKOFF_S, budgets.free_requeues, MAX_FREE_BACKOFF_S)
         return Retry(delay_s, RetryBudget.FREE)
+    if cause is Cause.WORKER_LOST and budgets.script_differs_again:
+        because = "the previous attempt ended in the same way"
+        return GiveUp(Cause.USER_ERROR, RetryBudget.USER, because)
     if by_overload and cause in BY_OVERLOAD:
         return Retry(
             _backoff(FREE_BACKOFF_S, budgets.free_requeues, MAX_BACKOFF_S), RetryBudget.FREE

@@ -127,6 +127,7 @@ class Autoscaler(Stage):
         found = autoscaling.demand(fenced, decisions, *nodes, in_use)
         going = {n.node_id for n in cluster.nodes if n.is_released and n.drained_by is not None}
         staying = in_use.union(n.node_id for n in cluster.nodes if n.is_never_released)
+        staying |= {node.id for node in snapshot.nodes if node.is_tested}
         staying |= reserved_soon(snapshot.reservations, present, now)
         released = self._long_idle(present, found.needed | staying, now) | going
         self._want(_Wanted(found, tuple(sorted(released))))
@@ -259,9 +260,12 @@ def _as_node(node: ClusterNode) -> policy.Node:
 
 
 def _as_planned(node: ClusterNode, planned: policy.Node) -> policy.Node:
-    """Return the node with the free resources that the plan had, if it is accepted."""
+    """Return the node with the free resources that the plan had, if it is accepted. No node is
+    requested in place of a node that is being tested, because a test takes only a moment."""
     if not node.accepted:
         return _as_node(node)
+    if planned.after_test is not None:
+        return replace(_as_node(node), available_to_us=planned.after_test)
     free, withheld = planned.available_to_us, planned.withheld
     return replace(_as_node(node), available_to_us=free, withheld=withheld)
 

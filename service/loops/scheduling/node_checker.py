@@ -19,7 +19,7 @@ from ray_workers.shared.self_tests import NodeTest, TestPhase
 from service.cluster.port import ClusterNode, ClusterUnavailable
 from service.db.notifications import NODE_CHECKS
 from service.db.repositories.scheduling import node_checks as repository
-from service.domain.node_checks import CheckCause
+from service.domain.node_checks import CheckCause, CheckState
 from service.lifecycle import node_checks
 from service.loops.scheduling.cluster_watcher import ClusterWatcher
 from service.loops.shared.term import LoopContext
@@ -43,6 +43,7 @@ class _Check:
     cause: CheckCause
     asked_at: datetime
     began_at: datetime | None
+    is_running: bool
     is_due: bool
 
 
@@ -58,6 +59,8 @@ class NodeChecker:
         self._watch = watch
         self._steps: dict[str, asyncio.Task[None]] = {}
         """The request to each host's agent that has not been answered yet."""
+        self._waits: dict[str, str] = {}
+        """Why each test waits, keyed by id, if the latest answer of its agent was that it does."""
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -81,6 +84,7 @@ class NodeChecker:
         answers of the nodes."""
         checks = await self._database.read(_read)
         self._steps = {name: step for name, step in self._steps.items() if not step.done()}
+        self._waits = {c.id: self._waits[c.id] for c in checks if c.id in self._waits}
         for check in checks:
             if check.is_due and check.hostname not in self._steps:
                 step = asyncio.create_task(self._step_safely(check), name=f"test {check.hostname}")
@@ -101,8 +105,14 @@ class NodeChecker:
         nodes = self._nodes(check.hostname)
         ready = [node for node in nodes if node.accepted]
         why = await self._database.read(lambda _, now: _overdue(check, nodes, now))
-        if why is not None:
-            await self._settle(check, node_checks.untested(why))
+        if check.is_running and not nodes and self._watch.latest is not None:
+            await self._database.write(
+                lambda s, now: node_checks.wait_for_return(s, check.hostname, check.id, now)
+            )
+        elif why is not None:
+            waits = self._waits.pop(check.id, "") if ready else ""
+            reason = f"{why}: {waits}" if waits else why
+            await self._settle(check, node_checks.untested(reason), repeats=bool(waits))
         elif ready:
             node_ids = {node.node_id for node in nodes}
             if not await self._database.write(
@@ -111,16 +121,20 @@ class NodeChecker:
                 return
             held = await self._database.read(lambda s, _: node_checks.num_gpus_held(s, node_ids))
             test = await self._cluster.check(ready[0].node_id, check.id, held)
+            self._waits.pop(check.id, None)
             if test.phase is TestPhase.DONE:
                 await self._settle(check, test)
+            elif test.phase is TestPhase.WAITING:
+                self._waits[check.id] = test.message
 
     def _nodes(self, hostname: str) -> list[ClusterNode]:
         latest = self._watch.latest
         return [n for n in latest.nodes if n.hostname[:255] == hostname] if latest else []
 
-    async def _settle(self, check: _Check, test: NodeTest) -> None:
+    async def _settle(self, check: _Check, test: NodeTest, *, repeats: bool = False) -> None:
+        key = check.hostname, check.id
         outcome = await self._database.write(
-            lambda s, now: node_checks.settle(s, check.hostname, check.id, test, now)
+            lambda s, now: node_checks.settle(s, *key, test, now, repeats=repeats)
         )
         if outcome is not None:
             logger.info("the self-test of %s: %s", check.hostname, outcome)
@@ -130,6 +144,7 @@ def _read(session: Session, _: datetime) -> list[_Check]:
     return [
         _Check(
             *(row.id, row.hostname, CheckCause(row.cause), row.asked_at, row.began_at),
+            is_running=row.state == CheckState.RUNNING,
             is_due=node_checks.is_due(session, row),
         )
         for row in repository.in_states(session, node_checks.OPEN)

@@ -96,8 +96,9 @@ class SeenNodes(Stage):
                 parts = parts_on(node.node_id, sharing_on.get(node.node_id, ())) if shared else None
                 seen = _seen(node, cluster, ours, alive, parts)
                 if is_withheld:
+                    after_test = None if is_sick else seen.available_to_us
                     seen = _withheld(seen, node.hostname, node.hostname in faulty_cpus)
-                    seen = replace(seen, is_tested=not is_sick)
+                    seen = replace(seen, after_test=after_test)
                 nodes.append(seen)
                 continue
             if node.node_id not in self._unheld:

@@ -58,6 +58,7 @@ def make_task(
     port: int = 0,
     resume_from: Sequence[CheckpointRef] = (),
     init_from: CheckpointRef | None = None,
+    older: Sequence[CheckpointRef] = (),
     device: str = "cpu",
     incarnation: int = 0,
     generation: int = 0,
@@ -82,6 +83,7 @@ def make_task(
         folder_url=(home / "checkpoint-folder").as_uri(),
         resume_from=tuple(resume_from),
         init_from=init_from,
+        older_than_init_from=tuple(older),
         device=device,
         page_prefix=heartbeat.prefix_of(base / "pages", rank, incarnation),
         generation=generation,
@@ -96,6 +98,7 @@ def run_ranks(
     attempt: int = 1,
     resume_from: Sequence[CheckpointRef] = (),
     init_from: CheckpointRef | None = None,
+    older: Sequence[CheckpointRef] = (),
     device: str = "cpu",
     before: Callable[[RankTask], None] | None = None,
     recovers: bool = False,
@@ -124,6 +127,7 @@ def run_ranks(
             port=store.port,
             resume_from=resume_from,
             init_from=init_from,
+            older=older,
             device=device,
         )
         gang = Gang(make, world_size, before)

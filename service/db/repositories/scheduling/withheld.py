@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from sqlalchemy import Row, delete, select
+from sqlalchemy import Row, delete, func, select, update
 from sqlalchemy.orm import Session
 
-from service.db.models import ProgramFaultRow, WithheldRow
+from service.db.models import NodeRow, ProgramFaultRow, WithheldRow
 from service.db.session import wait_for_others
 
 LOCK_OF_CHANGES = 0x73696B67
@@ -53,6 +53,16 @@ def active(session: Session, hostname: str | None = None) -> Sequence[WithheldRo
         query = query.where(WithheldRow.hostname == hostname)
     order = (WithheldRow.since, WithheldRow.hostname, WithheldRow.gpu, WithheldRow.code)
     return session.scalars(query.order_by(*order)).all()
+
+
+def forget(session: Session, now: datetime, kept: timedelta) -> None:
+    """Record which hosts are missing from the cluster, and delete the rows of hosts that have been
+    missing for longer than `kept`."""
+    missing = WithheldRow.hostname.not_in(select(func.substr(NodeRow.hostname, 1, 255)))
+    session.execute(update(WithheldRow).where(~missing).values(absent_since=None))
+    left = missing & WithheldRow.absent_since.is_(None)
+    session.execute(update(WithheldRow).where(left).values(absent_since=now))
+    session.execute(delete(WithheldRow).where(WithheldRow.absent_since < now - kept))
 
 
 def remove(session: Session, row: WithheldRow) -> None:

@@ -198,8 +198,14 @@ class Node:
     withheld: tuple[str, ...] = ()
     """The node's host name and the names of the resources that get no new work because of a fault
     or a self-test; empty if there is none."""
-    is_tested: bool = False
-    """Whether the resources are withheld only until a self-test is done."""
+    after_test: Mapping[str, float] | None = None
+    """The resources that a launch can use once a self-test is done; None if no resources are
+    withheld, or also because of a fault."""
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether resources are withheld only until a self-test is done."""
+        return self.after_test is not None
 
     @classmethod
     def labelled(

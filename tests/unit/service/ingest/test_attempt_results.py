@@ -12,6 +12,7 @@ import pytest
 
 from dray.views import JobState
 from ray_workers.shared.contracts import Cause, FrameKind, Outcome, Phase, PollReply
+from ray_workers.training.scripts.prepared_script import ScriptDiffersError
 from service.ingest import attempt_results
 from tests.marks import ON_SQLITE
 from tests.unit.service.helpers import (
@@ -678,6 +679,29 @@ async def test_an_error_that_comes_again_at_the_same_line_ends_the_job(
         assert job.reason.message == (
             f"{second} (the previous attempt failed with the same error at the same line)"
         )
+
+
+@pytest.mark.parametrize("between", [None, Cause.WORKER_LOST])
+async def test_a_script_whose_ranks_differ_in_two_attempts_in_a_row_ends_the_job(
+    service: Service, between: Cause | None
+) -> None:
+    """The first time, the job resumes from its checkpoint, because a fault of a machine could have
+    the same effect."""
+    message = f"ScriptDiffersError: {ScriptDiffersError()}"
+    job_id = await service.running(max_retries=5)
+    ends = [message, *(["rank 1 was killed"] if between else []), message]
+    for attempt, each in enumerate(ends, 1):
+        service.end(job_id, attempt, Cause.WORKER_LOST, each)
+        if attempt < len(ends):
+            assert (await service.jobs.get(job_id)).state is JobState.QUEUED
+            service.advance(3600)
+            assert service.claim(job_id, attempt) is not None
+    job = await service.jobs.get(job_id)
+    if between:
+        assert job.state is JobState.QUEUED
+        return
+    assert (job.state, job.reason.code) == (JobState.FAILED, "user_error")
+    assert job.reason.message == f"{message} (the previous attempt ended in the same way)"
 
 
 async def test_an_error_that_comes_again_after_a_lost_node_is_tried_again(service: Service) -> None:

@@ -47,6 +47,8 @@ async def test_an_attempt_begins_with_the_checkpoint_that_was_meant_at_submit(
     assert claimed is not None
     assert claimed.init_from == ref(service, first, step)
     assert claimed.resume_from == ()
+    older = [ref(service, first, each) for each in (30, 20, 10) if each < step]
+    assert list(claimed.older_than_init_from) == older, "an error can name these"
 
 
 async def test_a_job_without_init_from_begins_with_nothing(service: Service) -> None:

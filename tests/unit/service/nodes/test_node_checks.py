@@ -17,9 +17,11 @@ from ray_workers.shared.self_tests import DeviceOutcome, NodeTest, TestedDevice,
 from service.cluster.port import DRAINED, ClusterNode, ClusterSnapshot, ClusterUnavailable
 from service.db.repositories import attempts
 from service.db.repositories.scheduling import node_checks as repository
+from service.db.repositories.scheduling import withheld
 from service.domain.errors import NodeNotFound
 from service.domain.node_checks import CheckCause, machine_fault, nodes_of_ranks, slow
 from service.lifecycle import node_checks
+from service.lifecycle.withholding import withhold
 from service.loops.scheduling.node_checker import ABSENT_LIMIT, LIMIT, RETURN_LIMIT, NodeChecker
 from service.loops.shared.timings import LoopTimings
 from service.nodes import node_table
@@ -379,9 +381,9 @@ async def test_a_running_test_wakes_the_scheduler_once(
 async def test_a_test_is_not_waited_for_forever(lab: Lab, leaves: bool) -> None:
     lab.answers["node-a"] = RUNNING
     await lab.ask("gpu-1")
-    await lab.step()
     if leaves:
         lab.see(*NODES[1:])
+    await lab.step()
     lab.service.advance((ABSENT_LIMIT if leaves else LIMIT).total_seconds() - 1)
     assert await lab.step() == (0 if leaves else 1), "an absent node is not asked twice a second"
     assert lab.closed() == {"gpu-1"}
@@ -391,6 +393,92 @@ async def test_a_test_is_not_waited_for_forever(lab: Lab, leaves: bool) -> None:
     (row,) = lab.service.database.read_sync(repository.every)
     why = "the node left the cluster" if leaves else "the test did not finish within 240 s"
     assert (row.outcome, row.message) == ("untested", f"could not be tested: {why}")
+
+
+async def test_a_test_that_only_waits_for_a_job_is_repeated_once(lab: Lab) -> None:
+    waiting = "a job is about to use one of the GPUs"
+    lab.answers["node-a"] = NodeTest(TestPhase.WAITING, message=waiting)
+    asked = await lab.ask("gpu-1")
+    ids = []
+    for state in ("waiting", "done"):
+        await lab.step()
+        lab.service.advance(LIMIT.total_seconds() + 1)
+        await lab.step()
+        shown = await lab.shown("gpu-1")
+        assert shown is not None
+        assert shown.message == (
+            f"could not be tested: the test did not finish within 240 s: {waiting}"
+        )
+        assert (shown.state, shown.outcome) == (state, "untested")
+        ids.append(shown.id)
+    assert ids[0] != asked.id, "the agent starts another test"
+    assert (ids[0] == ids[1], lab.closed(), await lab.withheld()) == (True, set(), [])
+    lab.answers["node-a"] = RUNNING
+    await lab.ask("gpu-1")
+    await lab.step()
+    lab.service.advance(LIMIT.total_seconds() + 1)
+    await lab.step()
+    shown = await lab.shown("gpu-1")
+    assert shown is not None
+    assert shown.state == "done", "a test that ran is not repeated"
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+async def test_a_node_that_is_lost_during_its_test_is_tested_when_it_returns(
+    lab: Lab, is_asked: bool
+) -> None:
+    lab.answers["node-b"] = RUNNING
+    if is_asked:
+        await lab.ask("gpu-2")
+    else:
+        job_id = await two_ranks(lab.service)
+        lab.ranks_on(job_id, "node-a", "node-b")
+        lab.end(job_id, Outcome.of(Cause.WORKER_LOST, "the worker of rank 1 vanished", 1))
+    await lab.step()
+    latest, lab.latest = lab.latest, None
+    await lab.step()
+    lab.latest = latest
+    shown = await lab.shown("gpu-2")
+    assert shown is not None
+    assert shown.state == "running", "the service has only lost its connection to the cluster"
+    lab.see(NODES[0], NODES[2])
+    for _ in range(3):
+        await lab.step()
+        lab.service.advance(LIMIT.total_seconds() + 1)
+    lab.asked.clear()
+    lab.answers["node-b2"] = FAILED
+    lab.see(NODES[0], NODES[2], replace(NODES[1], node_id="node-b2"))
+    assert lab.closed() == {"gpu-2"}
+    await lab.step()
+    assert [asked[0] for asked in lab.asked] == ["node-b2"]
+    assert await lab.withheld() == ["gpu-2"]
+
+
+async def test_faults_of_hosts_that_have_left_for_long_are_forgotten(lab: Lab) -> None:
+    kept = timedelta(days=30)
+
+    def fault(session: Any) -> None:
+        for host in HOSTS[:2]:
+            withhold(session, host, "Xid 79", code="xid_79", now=lab.service.now, gpu="GPU-1")
+
+    def left() -> list[str]:
+        lab.service.database.write_sync(lambda s: withheld.forget(s, lab.service.now, kept))
+        return sorted(row.hostname for row in lab.service.database.read_sync(withheld.every))
+
+    lab.service.database.write_sync(fault)
+    lab.service.advance(kept.total_seconds() + 1)
+    assert left() == ["gpu-1", "gpu-2"], "the hosts are present, and an admin has to release them"
+    lab.see(*NODES[1:])
+    assert left() == ["gpu-1", "gpu-2"]
+    lab.service.advance(kept.total_seconds() - 1)
+    assert left() == ["gpu-1", "gpu-2"]
+    lab.see(*NODES)
+    assert left() == ["gpu-1", "gpu-2"], "it returns"
+    lab.see(*NODES[1:])
+    lab.service.advance(2)
+    assert left() == ["gpu-1", "gpu-2"], "the time begins anew"
+    lab.service.advance(kept.total_seconds() + 1)
+    assert left() == ["gpu-2"]
 
 
 async def test_an_event_does_not_claim_a_test_that_was_not_run(lab: Lab) -> None:

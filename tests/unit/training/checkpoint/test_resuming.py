@@ -272,6 +272,37 @@ def test_weights_that_do_not_fit_are_refused_with_the_reason(tmp_path: Path, fau
     assert "\n" not in error["message"]
 
 
+@pytest.mark.parametrize("num_damaged", [1, 2, 3])
+def test_a_damaged_checkpoint_of_another_job_is_named_with_the_next_that_is_intact(
+    tmp_path: Path, num_damaged: int
+) -> None:
+    """It is not replaced silently. All damaged checkpoints have another hash than reported."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    options = document(1, max_steps=6) | {"checkpoint": {"every_steps": 2, "keep": 3}}
+    assert run_ranks(first, options, world_size=1) == [0]
+    refs = checkpoint_refs(first)
+    assert [ref.step for ref in refs] == [6, 4, 2]
+    for ref in refs[:num_damaged]:
+        path = next(Path(ref.url.removeprefix("file://")).glob("*.safetensors"))
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    spec = document(2) | {"init_from": {"job": "job-first", "step": 6}}
+    codes = run_ranks(second, spec, world_size=2, init_from=refs[0], older=refs[1:])
+    assert codes == [1, 1]
+    for rank in range(2):
+        (error,) = frames(second, rank=rank, kind="error")
+        assert error["cause"] == "bad_data"
+        assert error["message"].startswith(
+            "init_from: the checkpoint of step 6 of job-first is damaged: "
+        )
+        intact = {1: 4, 2: 2}.get(num_damaged)
+        expected = (
+            "The job has no older checkpoint that is intact"
+            if intact is None
+            else f"to start from it, set init_from.step to {intact}"
+        )
+        assert error["message"].endswith(expected)
+
+
 OTHER_WIDTH = (
     r"^init_from: the checkpoint belongs to a different model: body\.1\.weight is 24 x 64 in the "
     r"checkpoint and 25 x 64 in the model, body\.1\.bias is 24 in the checkpoint and 25 in the "

@@ -24,7 +24,7 @@ from ray_workers.training.core.faultpoints import FaultPoint, arm_with
 from ray_workers.training.core.schedule import LearningRates
 from ray_workers.training.loop.trainer import Trainer
 from ray_workers.training.parallel.model_parallel.model_parallel import ModelParallel
-from tests.marks import FRESH_SEEDS, soak_but
+from tests.marks import FRESH_SEEDS, soak, soak_but
 from tests.unit.training.elastic.test_recovery import die
 from tests.unit.training.jobs import document, series
 from tests.unit.training.ranks import frames, run_ranks
@@ -152,23 +152,26 @@ def corrupt(trainer: Trainer, kind: str, damage: str) -> None:
 
 
 def damage_and_store(task: RankTask, kind: str, damage: str, ranks: list[int], step: int) -> None:
-    """Corrupt the state of these ranks after a step, and store the state of each rank just before
-    each comparison."""
+    """Corrupt the state of these ranks after a step, and store the state of each rank after each
+    step."""
     home = Path(task.spool_dir).parents[2]
 
     def act(trainer: Trainer) -> None:
         ended = trainer.progress.step + 1
         if ended == step and task.rank in ranks:
             corrupt(trainer, kind, damage)
-        if ended % EVERY == 0:
-            (home / f"state-{ended}-{task.rank}").write_bytes(plain(state_of(trainer)))
+        (home / f"state-{ended}-{task.rank}").write_bytes(plain(state_of(trainer)))
 
     arm_with(FaultPoint.STEP_ENDS, act)
 
 
-def plainly_compared(home: Path, num_ranks: int, more: dict[str, Any]) -> tuple[int, list[int]]:
+def plainly_compared(
+    home: Path, num_ranks: int, more: dict[str, Any], every: int = EVERY
+) -> tuple[int, list[int]]:
     """Return the first step with differences, or 0, and the ranks that differ from a majority."""
-    for step in range(EVERY, NUM_STEPS + 1, EVERY):
+    for step in range(every, NUM_STEPS + 1, every):
+        if not (home / f"state-{step}-{num_ranks - 1}").exists():
+            break
         states = [(home / f"state-{step}-{rank}").read_bytes() for rank in range(num_ranks)]
         culprits, is_different = [], False
         for holder in {holder_of(rank, more) for rank in range(num_ranks)}:
@@ -206,7 +209,9 @@ def run(tmp_path: Path, name: str, kind: str, damage: str, ranks: list[int], ste
         one for rank in range(num_ranks) for one in frames(tmp_path, rank=rank, kind="replicas")
     ]
     differing = [one for one in reports if one["num_differing"]]
-    found, culprits = plainly_compared(tmp_path, num_ranks, more)
+    # The replicas are also compared as soon as the loss is not finite.
+    is_nan = damage == "nan" and any(one["step"] % EVERY for one in differing)
+    found, culprits = plainly_compared(tmp_path, num_ranks, more, 1 if is_nan else EVERY)
     case = (name, kind, damage, ranks, step)
     if kind in ("weight", "moment", "average", "scaler"):
         assert found, case
@@ -241,6 +246,38 @@ def corrupt_weights(task: RankTask, rank: int, step: int) -> None:
     if task.rank == rank and task.incarnation == 0:
         act = functools.partial(corrupt, kind="weight", damage="bit")
         arm_with(FaultPoint.STEP_ENDS, act, at_step=step)
+
+
+def make_weights_nan(task: RankTask, ranks: list[int], step: int) -> None:
+    if task.rank in ranks:
+        act = functools.partial(corrupt, kind="weight", damage="nan")
+        arm_with(FaultPoint.STEP_ENDS, act, at_step=step)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [("ddp", [1]), ("ddp", [0, 1, 2]), soak("fp16", [0]), soak("zero 1", [3])],
+)
+def test_a_loss_of_nan_is_blamed_on_the_rank_whose_memory_is_corrupted(
+    name: str, ranks: list[int], tmp_path: Path
+) -> None:
+    """Long before the next comparison, and before the optimizer makes all weights NaN. If all
+    replicas are equal, the training has diverged."""
+    make, num_ranks, more, train = STRATEGIES[name]
+    spec = {**make(tmp_path, num_ranks, more, **train), "check": {"replicas_every": 1000}}
+    spec["train"] |= {"epochs": 3, "max_steps": 20}
+    before = functools.partial(make_weights_nan, ranks=ranks, step=3)
+    codes = run_ranks(tmp_path, spec, world_size=num_ranks, before=before)
+    assert codes == [1] * num_ranks
+    reports = [one for r in range(num_ranks) for one in frames(tmp_path, rank=r, kind="replicas")]
+    differing = [one for one in reports if one["num_differing"]]
+    errors = [frames(tmp_path, rank=rank, kind="error")[-1] for rank in range(num_ranks)]
+    if len(ranks) == num_ranks:
+        assert ({one["cause"] for one in errors}, differing) == ({"diverged"}, [])
+        return
+    (report,) = differing
+    assert (report["step"], [one["rank"] for one in report["culprits"]]) == (3, ranks)
+    assert {one["cause"] for one in errors} == {"corrupted"}
 
 
 def test_no_checkpoint_and_no_result_contains_a_difference(tmp_path: Path) -> None:

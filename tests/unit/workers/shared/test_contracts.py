@@ -97,6 +97,7 @@ def test_a_rank_gets_every_field_of_its_attempt() -> None:
         storage_url="file:///s/",
         resume_from=(ref,),
         init_from=ref,
+        older_than_init_from=(ref,),
         data_policy=DataPolicy.open("/c"),
         environment_policy=EnvironmentPolicy("/s", limit_bytes=7, build_limit_s=3.0, owner="ann"),
         spool_limit_bytes=77,

@@ -12,10 +12,12 @@ from ray_workers.node.forkserver.client import ForkFailed
 from ray_workers.shared.commands import Recall
 from ray_workers.shared.contracts import Slice
 from ray_workers.shared.frames import LossKind
+from ray_workers.shared.heartbeat import RankPhase
 from ray_workers.supervision.member import GroupChange
 from ray_workers.supervision.slots import Slots
 from tests.unit.workers.supervision.observed import observation
 from tests.unit.workers.supervision.recovering import (
+    QUICK,
     Recovering,
     SlowGroup,
     ends,
@@ -51,6 +53,7 @@ async def test_complete_replicas_continue_and_the_rest_joins_the_next_newcomer(
 ) -> None:
     job = without_rank_1(monkeypatch, 2)
     assert await job.recover()
+    job.nodes.seen = [stands_by(0)]
     assert job.group.indices == [[2, 3]]
     _, report = job.reports.all[-1]
     assert (report["world_size"], report["lacking"]) == (2, 0)
@@ -75,6 +78,44 @@ async def test_an_idle_worker_that_has_exited_does_not_join(
     job.group.members.append(newcomer)
     await job.recovery.resize(GroupChange(ready=[newcomer]))
     assert job.group.indices[-1] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("idle", "joins"),
+    [
+        ({}, True),
+        ({"phase": RankPhase.COMPUTE, "age_s": 60.0}, True),
+        ({"state": "T"}, False),
+        ({"phase": RankPhase.COMPUTE, "state": "T"}, False),
+        ({"age_s": QUICK.spare_limit_s + 1.0}, False),
+        (None, False),
+    ],
+    ids=["waiting", "leaving", "suspended", "suspended while leaving", "hanging", "unobserved"],
+)
+async def test_an_idle_worker_gets_a_rank_only_if_it_responds_when_the_group_grows(
+    idle: dict[str, Any] | None, joins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, it is restarted, and joins with the newcomer, which waits for it without a
+    rank."""
+    job = without_rank_1(monkeypatch, 2)
+    assert await job.recover()
+    job.recovery.confirm([])
+    member = next(one for one in job.group.members if one.index == 0)
+    page = {"phase": RankPhase.STANDBY, "first_at": 0.0, **(idle or {})}
+    job.nodes.seen = [] if idle is None else [observation(0, **page)]
+    job.group.asked.clear()
+    newcomer = member_of(4)
+    newcomer.is_placed = False
+    job.group.members.append(newcomer)
+    await job.recovery.resize(GroupChange(ready=[newcomer], how="grows by 1"))
+    assert job.group.indices[-1] == ([2, 3, 0, 4] if joins else [2, 3])
+    job.nodes.seen = [stands_by(0), stands_by(4)]
+    await until(
+        lambda: job.group.indices[-1] == [2, 3, 0, 4] or job.group.indices[-1][2:] == [4, 0]
+    )
+    assert job.group.asked.is_set() == (not joins), "its process was started anew"
+    assert member.is_placed
+    await job.recovery.stop()
 
 
 @pytest.mark.parametrize("is_ready", [True, False])

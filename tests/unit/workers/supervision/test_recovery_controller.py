@@ -15,8 +15,7 @@ from ray_workers.shared.contracts import Frame, FrameKind, Slice
 from ray_workers.shared.heartbeat import RankPhase
 from ray_workers.supervision.member import Member
 from ray_workers.supervision.node_clients import CodeUnavailable
-from ray_workers.supervision.recovery import least_ranks
-from ray_workers.supervision.rules.recovery_rules import MOST_STARTS, RecoveryState
+from ray_workers.supervision.rules.recovery_rules import MOST_STARTS, RecoveryState, least_ranks
 from tests.unit.workers.supervision.observed import observation
 from tests.unit.workers.supervision.recovering import (
     ON_M,

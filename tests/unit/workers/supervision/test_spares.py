@@ -388,7 +388,7 @@ async def grants(job: WithSpare, *node_ids: str, num_members: int = 3) -> bool:
     job.resizing.add_workers(grant)
     await until(lambda: len(job.standing.members) == num_members)
     for member in job.standing.members:
-        if not member.is_placed:
+        if not member.is_placed and not member.is_spare:
             job.nodes.seen.append(stands_by(member.index, incarnation=member.incarnation))
     await until(lambda: bool(job.reports.of(FrameKind.RESIZED)))
     return True
@@ -488,8 +488,9 @@ async def test_a_spare_that_does_not_complete_a_replica_waits_for_the_next_newco
     await job.recovery.stop()
 
 
-async def test_a_spare_completes_a_replica_that_newcomers_do_not_complete(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("state", ["S", "T"])
+async def test_a_spare_completes_a_replica_that_newcomers_do_not_complete_unless_it_is_suspended(
+    state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The spare was not ready when a replica was lost. The scheduler counts its slot as a worker's,
     and grants only one more."""
@@ -502,10 +503,13 @@ async def test_a_spare_completes_a_replica_that_newcomers_do_not_complete(
     assert (job.standing.indices, job.standing.spare.index) == ([[0, 1]], 4)
     job.recovery.confirm([])
     job.standing.spare.is_ready = True
+    spare = job.standing.spare
+    job.shows({"state": state})
     assert await grants(job, "o", num_members=4)
     await until(lambda: len(job.standing.indices) == 2)
-    assert (job.standing.indices[-1][:2], job.standing.spares) == ([0, 1], [])
-    assert len(job.standing.indices[-1]) == 4
+    assert job.standing.indices[-1][:2] == [0, 1]
+    assert len(job.standing.indices[-1]) == (4 if state == "S" else 2)
+    assert job.standing.spares == ([] if state == "S" else [spare])
     await job.recovery.stop()
 
 

@@ -11,11 +11,13 @@ import pytest
 from dray.spec import JobSpec
 from dray.views import JobState
 from ray_workers.shared.contracts import FrameKind
+from ray_workers.shared.self_tests import NodeTest, TestPhase
 from service.cluster.port import ClusterUnavailable
 from service.config import node_types
 from service.db.repositories.scheduling import cluster as repository
 from service.domain.errors import Unsatisfiable
 from service.loops.scheduling.autoscaler import Autoscaler
+from service.nodes.checks import NodeChecks
 from service.runtime import Runtime
 from tests.fakes.cluster import STARTS
 from tests.unit.service.loops.world import World, comes_to, eventually, says, withhold
@@ -343,6 +345,25 @@ async def test_a_job_goes_to_nodes_with_its_labels_and_ray_hears_of_resources_al
     await asks_for(world, ({"CPU": 1.0, "label:zone=b": 0.001}, 4), WHOLE)
     told = (await says(runtime, second.id, "waiting_for_slots")).reason.message
     assert "on nodes with zone=b" in told
+
+
+async def test_no_node_is_requested_in_place_of_a_node_that_is_tested(world: World) -> None:
+    """The second job needs another node, because the first one will start on the tested node."""
+    runtime = await open_on(world, autoscale_idle_s=0.0)
+    world.fake.tests["node-a"] = NodeTest(TestPhase.RUNNING)
+    await runtime_sees_nodes(runtime)
+    await NodeChecks(runtime.database).check("node-a.fake")
+    first = await world.submit(runtime, "waits", workers=4)
+    await asks_for(world, WHOLE)
+    told = (await says(runtime, first, "waiting_for_slots")).reason.message
+    assert told.endswith("; node node-a.fake gets no new work until its self-test is done")
+    second = await world.submit(runtime, "waits", workers=4)
+    await asks_for(world, ONE, WHOLE)
+    await reason_with(runtime, second, "; Ray was asked for 1 more node at ")
+    assert "Ray was asked" not in (await runtime.jobs.get(first)).reason.message
+    assert not world.fake.nodes["node-a"].is_released
+    del world.fake.tests["node-a"]
+    await comes_to(runtime, first, JobState.RUNNING)
 
 
 async def test_a_node_is_requested_in_place_of_a_withheld_node(world: World) -> None:
