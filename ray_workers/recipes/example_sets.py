@@ -252,6 +252,7 @@ def _line(one: Mapping[str, Any]) -> str:
     cut = ", cut to method.max_length" if one["is_truncated"] else ""
     rest = f" (of {total:,} tokens)" if left < 0 else ""
     about = (
-        f"example {one['number']:,}: {total:,} tokens{cut}, of which {counted:,} count (in «»): "
+        f"example {one['number']:,}: {total:,} tokens{cut}, of which {counted:,} count in the loss "
+        "(marked with «»): "
     )
     return printable(f"{about}{''.join(parts)}{rest}")
