@@ -20,7 +20,7 @@ from dray import spec
 from ray_workers.datasets.core.errors import printable, shortened
 from ray_workers.datasets.formats.base_models import BaseModel, open_base
 from ray_workers.datasets.formats.examples import Examples, open_examples
-from ray_workers.recipes import measures, results, splits, tuned_files
+from ray_workers.recipes import measures, results, sample_prompts, splits, tuned_files
 from ray_workers.recipes.chat_encoding import ExampleEncoder
 from ray_workers.recipes.export import need
 from ray_workers.recipes.models import compat_transformers, pretrained
@@ -51,6 +51,7 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
         model = pretrained.build(base, folder, options.adapter, packs=method.packing)
         tokenizer = compat_transformers.load_tokenizer(folder, base.location)
         how = _encoding(base, method)
+        prompts = sample_prompts.prompts_of(document.samples, tokenizer, folder, method.max_length)
     encoder = ExampleEncoder(tokenizer, method)
     examples = open_examples(document.data, policy, method, encoder.encode, how)
     if (largest := int(examples.ids.max())) >= (size := model.vocabulary_size):
@@ -79,6 +80,7 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
         base=base.sha256 if is_adapter else None,
         gathers_result=is_adapter,
         result_dtypes=dtypes,
+        prompts=prompts,
     )
 
 
