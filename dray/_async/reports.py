@@ -246,7 +246,7 @@ class ReportCalls(JobCalls):
         self, job_id: str, *, step: int | None = None
     ) -> AsyncGenerator[views.TextSamples, None]:
         """Yield the texts that the job's model generated at its evaluations, in the order of the
-        steps, or only those of `step`. The prompts are in the job's document."""
+        steps, or only the texts of `step`. The prompts are in the job's document."""
         path, query = _path(job_id, "samples"), params(step=step)
         return self._items(views.TextSamplesPage, path, query, page_size=100)
 

@@ -22,7 +22,7 @@ class TextSamples:
     async def list(
         self, job_id: str, *, step: int | None = None, limit: int = 100, cursor: str | None = None
     ) -> views.TextSamplesPage:
-        """Return the texts of a job, or only those of a step, in the order of the steps. Raises
+        """Return the texts of a job, or only the texts of a step, in the order of the steps. Raises
         NotFound, and BadCursor for a cursor from another listing."""
         scope = f"samples:{job_id}"
         after_step = -1

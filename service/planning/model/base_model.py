@@ -25,6 +25,8 @@ class Rows:
     """Number of tokens of a row, including padding."""
     is_mixed: bool
     """Whether rows can contain padding or several examples, which a mask separates."""
+    stream: int = FP32
+    """Bytes per element of the values between layers: 2 if the gathered weights have 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class _Recorder:
         self.trace = OpTrace(cast_bytes=2 if half else 0)
         self.shape, self.targets, self.rows = shape, targets, rows
         self.low = 2 if half else FP32
+        self.stream = rows.stream
         self.on_gpu = on_gpu
         self.positions = float(rows.count * rows.length)
         self.has_mask = rows.is_mixed or (shape.window is not None and rows.length > shape.window)
@@ -103,7 +106,7 @@ class _Recorder:
         trace, shape = self.trace, self.shape
         ids = trace.given(2 * self.positions * INDEX)  # and positions
         # cos and sin, and the masks, exist until the last layer.
-        shared = 2 * shape.num_rotations * self.positions * shape.head_dim * FP32
+        shared = 2 * shape.num_rotations * self.positions * shape.head_dim * self.stream
         if self.has_mask:
             shared += shape.num_rotations * self.rows.count * self.rows.length**2
         count = self.positions * shape.width
@@ -111,14 +114,14 @@ class _Recorder:
         weights = float(shape.vocabulary * shape.width)
         tensor = trace.add(
             [ids],
-            count * FP32,
+            count * self.stream,
             saves=[ids] if trained else (),
             own_bytes=shared,
             parameters=weights if trained else 0.0,
             frozen=0.0 if trained else weights,
         )
-        hidden = Value(tensor, count, FP32)
-        return self._made([hidden], count, FP32) if shape.scales_embedding else hidden
+        hidden = Value(tensor, count, self.stream)
+        return self._made([hidden], count, self.stream) if shape.scales_embedding else hidden
 
     def _block(self, hidden: Value, name: str) -> Value:
         shape = self.shape
@@ -237,19 +240,21 @@ class _Recorder:
             own_bytes=2 * value.count / width * FP32,
             temporary_bytes=size,
         )
+        if self.stream < FP32:
+            scaled = self._made([scaled], value.count, self.stream)
         return self._made(
             [scaled],
             value.count,
-            FP32,
+            self.stream,
             saves=[scaled] if trained else [],
             parameters=width if trained else 0.0,
             frozen=0.0 if trained else width,
         )
 
     def _turned(self, value: Value) -> Value:
-        """Add rotary positions, whose cos and sin are in fp32."""
-        size = value.count * FP32
-        return self._made([value], value.count, FP32, temporary_bytes=2 * size)
+        """Add rotary positions, whose cos and sin have the type of the stream."""
+        width = max(value.width, self.stream)
+        return self._made([value], value.count, width, temporary_bytes=2 * value.count * width)
 
     def _lowered(self, value: Value) -> Value:
         """Add the copy that autocast makes of an input."""

@@ -24,7 +24,7 @@ class Architecture:
     """Whether the projections of queries, keys and values have a bias; None if the field
     `attention_bias` decides it."""
     out_bias: bool | None = None
-    """The same for the projection of the attention's output."""
+    """Whether the projection of the attention's output has a bias; None as in `qkv_bias`."""
     norms_queries: bool = False
     """Whether queries and keys are normalised."""
     has_norms_after: bool = False

@@ -173,15 +173,18 @@ class _Simulator:
     def _do(self, op: Op, *, saves: bool) -> None:
         memory = self.memory
         cast = self._cast_bytes(op)
+        is_cached = not op.frozen  # autocast caches only the copies of trained weights
         if not self.how.keeps_casts:
             memory.take(cast)
-            if not saves and cast:
+            if is_cached and not saves and cast:
                 self._casts.append(cast)
         memory.hold((op.output,))
         memory.touch(op.temporary_bytes)
         if saves:
             memory.hold(op.saved)
             memory.take(op.own_bytes)
+        if not is_cached and not (saves and self.trace.wants_gradient(op.output)):
+            memory.free(cast)
 
     def _release_inputs(self, op: Op) -> None:
         self.memory.release(t for t in set(op.inputs) if self.last_use.get(t) == id(op))
@@ -219,7 +222,7 @@ class _Simulator:
         self._keep_gradient(self.how.weight_bytes * op.parameters)
         memory.release(op.saved)
         memory.free(op.own_bytes)
-        if not self.how.keeps_casts:
+        if not self.how.keeps_casts and (not op.frozen or trace.wants_gradient(op.output)):
             memory.free(self._cast_bytes(op))
         self._drop(coming)
 

@@ -26,7 +26,7 @@ class Op:
     frozen: float = 0.0
     """Number of elements of the operation's other weights."""
     cast: float = 0.0
-    """Number of elements of these weights that autocast copies to a smaller type."""
+    """Number of elements of the weights that autocast copies to a smaller type."""
     temporary_bytes: float = 0.0
     """Bytes allocated only while the operation runs, forward or backward."""
     passes_on: bool = False

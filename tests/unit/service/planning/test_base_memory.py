@@ -33,6 +33,7 @@ from service.planning.model.shapes import shapes_of
 from service.planning.model.unknown import Unknown
 from tests.marks import soak_but
 from tests.unit.recipes import tiny_models as tiny
+from tests.unit.service.planning import fitting_table
 from tests.unit.training.ranks import run_in_group
 
 WITHIN = 0.15
@@ -102,6 +103,28 @@ CASES: dict[str, tuple[str, Any, int, dict[str, Any]]] = {
         *("llama", {**LORA, "dropout": 0.1}, 1),
         {"train": {"precision": "bf16"}, "is_ragged": True},
     ),
+    "llama, LoRA, bf16, recomputed": (
+        *("llama", LORA, 1),
+        {"train": {"precision": "bf16", "recompute": "full"}},
+    ),
+    "llama, LoRA, bf16, shard 2, recomputed": (
+        *("llama", LORA, 2),
+        {"train": {"precision": "bf16", "recompute": "full"}, "parallel": {"shard": 2}},
+    ),
+    "llama, LoRA, bf16 gathered, recomputed": (
+        *("llama", LORA, 2),
+        {
+            "train": {"precision": "bf16", "recompute": "full"},
+            "parallel": {"shard": 2, "param_dtype": "bf16"},
+        },
+    ),
+    "qwen3, bf16 gathered, recomputed": (
+        *("qwen3", None, 2),
+        {
+            "train": {"precision": "bf16", "recompute": "full"},
+            "parallel": {"shard": 2, "param_dtype": "bf16"},
+        },
+    ),
     "llama, LoRA, recomputed": ("llama", LORA, 1, {"train": {"recompute": "full"}}),
     "llama, LoRA, some": ("llama", {**LORA, "target_modules": ["q_proj", "v_proj"]}, 1, {}),
     "llama, data 2": ("llama", None, 2, {}),
@@ -128,7 +151,6 @@ def test_the_peak_is_what_torch_counts_for_a_base(tmp_path: Path, case: str) -> 
     run_in_group(_measure, num_ranks, num_ranks, spec.model_dump_json(), str(tmp_path))
     found = max(json.loads(path.read_text()) for path in tmp_path.glob("rank-*.json"))
     memory = planned(spec)
-    print("RATIO", case, memory.total / found, memory, found)
     assert memory.total == pytest.approx(found, rel=WITHIN)
 
 
@@ -248,3 +270,9 @@ def test_what_the_planner_does_not_know_is_named() -> None:
     for value in (True, "64", 1.5, [64], {}, math.nan):
         with pytest.raises(Unknown, match="intermediate_size"):
             base_shape({**config, "intermediate_size": value})
+
+
+def test_the_manual_has_the_table_of_models_and_gpus() -> None:
+    """`python -m tests.unit.service.planning.fitting_table` prints the table."""
+    page = Path(__file__).parents[4] / "docs" / "guides" / "fine-tuning.md"
+    assert fitting_table.table() in page.read_text()
