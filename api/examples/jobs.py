@@ -263,7 +263,7 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
             }
         ]
     },
-    "TextSamplesPage": {
+    "SampledTextsPage": {
         "prompts": ["The capital of France is"],
         "items": [
             {"step": 100, "attempt": 1, "time": STEPPED, "texts": [" Paris, which is in the north"]}

@@ -118,7 +118,7 @@ class ArtifactPage(View):
     items: list[Artifact]
 
 
-class TextSamples(View):
+class SampledTexts(View):
     """Texts that the model generated at an evaluation."""
 
     step: int
@@ -129,10 +129,10 @@ class TextSamples(View):
     """The texts, in the order of the prompts, up to 4,096 characters each."""
 
 
-class TextSamplesPage(View):
+class SampledTextsPage(View):
     prompts: list[Any]
     """`samples.prompts` of the job document."""
-    items: list[TextSamples]
+    items: list[SampledTexts]
     next_cursor: str | None = None
 
 

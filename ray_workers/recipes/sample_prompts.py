@@ -58,7 +58,7 @@ def _encoded(location: str, prompt: str | list[spec.PromptMessage], tokenizer: A
         return without_end(tokenizer(prompt)["input_ids"], tokenizer)
     if not tokenizer.chat_template:
         raise broken(location, "has messages, but the tokenizer of model.base has no chat template")
-    messages = [message.model_dump() for message in prompt]
+    messages = [{"role": one.role, "content": one.content} for one in prompt]
     found = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
     return list(found["input_ids"])
 

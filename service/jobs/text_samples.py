@@ -13,15 +13,15 @@ from service.domain.errors import BadCursor
 from service.jobs.service import found
 
 
-class TextSamples:
-    """The use cases."""
+class SampleListing:
+    """The use case."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def list(
         self, job_id: str, *, step: int | None = None, limit: int = 100, cursor: str | None = None
-    ) -> views.TextSamplesPage:
+    ) -> views.SampledTextsPage:
         """Return the texts of a job, or only the texts of a step, in the order of the steps. Raises
         NotFound, and BadCursor for a cursor from another listing."""
         scope = f"samples:{job_id}"
@@ -31,13 +31,13 @@ class TextSamples:
             if type(after_step) is not int or not 0 <= after_step < 2**63:
                 raise BadCursor("the cursor does not belong to this listing")
 
-        def work(session: Session) -> views.TextSamplesPage:
+        def work(session: Session) -> views.SampledTextsPage:
             given = found(session, job_id).spec.get("samples") or {}
             rows = repository.of_job(
                 session, job_id, step=step, after_step=after_step, limit=limit + 1
             )
             more = len(rows) > limit
-            return views.TextSamplesPage(
+            return views.SampledTextsPage(
                 prompts=given.get("prompts", []),
                 items=[_view(row) for row in rows[:limit]],
                 next_cursor=encode_cursor(scope, rows[limit - 1].step) if more else None,
@@ -46,7 +46,7 @@ class TextSamples:
         return await self._database.read(work)
 
 
-def _view(row: TextSamplesRow) -> views.TextSamples:
-    return views.TextSamples(
+def _view(row: TextSamplesRow) -> views.SampledTexts:
+    return views.SampledTexts(
         step=row.step, attempt=row.attempt, time=row.created_at, texts=row.texts
     )

@@ -12,10 +12,10 @@ from api.context import Caller, PageQuery, use_cases
 from api.http.caching import answer
 from api.problems import declare
 from dray import views
-from service.jobs.text_samples import TextSamples
+from service.jobs.text_samples import SampleListing
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["samples"])
-TheSamples = Annotated[TextSamples, use_cases(lambda runtime: TextSamples(runtime.database))]
+TheSamples = Annotated[SampleListing, use_cases(lambda runtime: SampleListing(runtime.database))]
 
 
 class SamplesQuery(PageQuery):
@@ -26,7 +26,7 @@ class SamplesQuery(PageQuery):
 @router.get(
     "/samples",
     operation_id="get_samples",
-    response_model=views.TextSamplesPage,
+    response_model=views.SampledTextsPage,
     responses=declare("malformed_request", "invalid_parameter", "job_not_found", "bad_cursor"),
 )
 async def samples(

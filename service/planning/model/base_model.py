@@ -17,7 +17,7 @@ HEAD = "lm_head"
 
 
 @dataclass(frozen=True)
-class Rows:
+class TokenRows:
     """The rows of a micro-batch."""
 
     count: int
@@ -30,7 +30,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Value:
+class TraceValue:
     """A tensor of the trace."""
 
     tensor: int
@@ -42,11 +42,11 @@ class Value:
 
 @functools.lru_cache(maxsize=256)
 def record(
-    shape: BaseShape, targets: Targets | None, rows: Rows, *, half: bool, on_gpu: bool
+    shape: BaseShape, targets: Targets | None, rows: TokenRows, *, half: bool, on_gpu: bool
 ) -> OpTrace:
     """Record the trace. The trace is cached, so callers must not modify it. targets: the layers
     with adapters; None if all weights are trained. `half` is set if autocast uses a 16-bit type."""
-    return _Recorder(shape, targets, rows, half=half, on_gpu=on_gpu).record()
+    return _BaseTrace(shape, targets, rows, half=half, on_gpu=on_gpu).record()
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,15 @@ class Targets:
         return not any("layers." in one or one[:1].isdigit() for one in self.names or ())
 
 
-class _Recorder:
+class _BaseTrace:
     def __init__(
-        self, shape: BaseShape, targets: Targets | None, rows: Rows, *, half: bool, on_gpu: bool
+        self,
+        shape: BaseShape,
+        targets: Targets | None,
+        rows: TokenRows,
+        *,
+        half: bool,
+        on_gpu: bool,
     ) -> None:
         self.trace = OpTrace(cast_bytes=2 if half else 0)
         self.shape, self.targets, self.rows = shape, targets, rows
@@ -102,7 +108,7 @@ class _Recorder:
         self._scored(hidden)
         return trace
 
-    def _embedded(self) -> Value:
+    def _embedded(self) -> TraceValue:
         trace, shape = self.trace, self.shape
         ids = trace.given(2 * self.positions * INDEX)  # and positions
         # cos and sin, and the masks, exist until the last layer.
@@ -120,10 +126,10 @@ class _Recorder:
             parameters=weights if trained else 0.0,
             frozen=0.0 if trained else weights,
         )
-        hidden = Value(tensor, count, self.stream)
+        hidden = TraceValue(tensor, count, self.stream)
         return self._made([hidden], count, self.stream) if shape.scales_embedding else hidden
 
-    def _block(self, hidden: Value, name: str) -> Value:
+    def _block(self, hidden: TraceValue, name: str) -> TraceValue:
         shape = self.shape
         normed = self._normed(hidden, shape.width)
         out = self._attended(normed, f"{name}.self_attn")
@@ -141,7 +147,7 @@ class _Recorder:
             out = self._normed(out, shape.width)
         return self._added(hidden, out)
 
-    def _attended(self, normed: Value, name: str) -> Value:
+    def _attended(self, normed: TraceValue, name: str) -> TraceValue:
         shape, rows = self.shape, self.rows
         width, bias = shape.width, shape.qkv_bias
         of_heads, of_kv = (n * shape.head_dim for n in (shape.num_heads, shape.num_kv_heads))
@@ -174,7 +180,7 @@ class _Recorder:
             mixed = self._made([mixed], mixed.count, mixed.width)
         return self._linear(mixed, of_heads, width, f"{name}.o_proj", shape.out_bias)
 
-    def _scored(self, hidden: Value) -> None:
+    def _scored(self, hidden: TraceValue) -> None:
         trace, shape = self.trace, self.shape
         normed = self._normed(hidden, shape.width)
         logits = self._linear(
@@ -188,11 +194,11 @@ class _Recorder:
 
     def _made(
         self,
-        inputs: list[Value],
+        inputs: list[TraceValue],
         count: float,
         width: int,
         *,
-        saves: list[Value] | None = None,
+        saves: list[TraceValue] | None = None,
         saves_output: bool = False,
         own_bytes: float = 0.0,
         parameters: float = 0.0,
@@ -202,7 +208,7 @@ class _Recorder:
         passes_on: bool = False,
         is_costly: bool = False,
         flops: float = 0.0,
-    ) -> Value:
+    ) -> TraceValue:
         """Record an operation. Nothing is saved if no gradient is computed."""
         trace = self.trace
         tensors = [one.tensor for one in inputs]
@@ -221,12 +227,12 @@ class _Recorder:
             is_costly=is_costly,
             flops=flops,
         )
-        return Value(tensor, count, width)
+        return TraceValue(tensor, count, width)
 
-    def _added(self, hidden: Value, out: Value) -> Value:
+    def _added(self, hidden: TraceValue, out: TraceValue) -> TraceValue:
         return self._made([hidden, out], hidden.count, hidden.width, passes_on=True)
 
-    def _normed(self, value: Value, width: int) -> Value:
+    def _normed(self, value: TraceValue, width: int) -> TraceValue:
         """Add a root mean square norm, which is computed in fp32 one operation at a time."""
         trained = self.targets is None
         if value.width < FP32:
@@ -251,12 +257,12 @@ class _Recorder:
             frozen=0.0 if trained else width,
         )
 
-    def _turned(self, value: Value) -> Value:
+    def _turned(self, value: TraceValue) -> TraceValue:
         """Add rotary positions, whose cos and sin have the type of the stream."""
         width = max(value.width, self.stream)
         return self._made([value], value.count, width, temporary_bytes=2 * value.count * width)
 
-    def _lowered(self, value: Value) -> Value:
+    def _lowered(self, value: TraceValue) -> TraceValue:
         """Add the copy that autocast makes of an input."""
         if value.width <= self.low:
             return value
@@ -264,14 +270,14 @@ class _Recorder:
 
     def _linear(
         self,
-        inputs: Value,
+        inputs: TraceValue,
         rows: int,
         columns: int,
         name: str,
         has_bias: bool,
         *,
         is_tied: bool = False,
-    ) -> Value:
+    ) -> TraceValue:
         weights = float(rows * columns)
         elements = weights + columns * has_bias
         held = 0.0 if is_tied else elements
@@ -293,14 +299,14 @@ class _Recorder:
 
     def _product(
         self,
-        inputs: Value,
+        inputs: TraceValue,
         columns: int,
         cast: float,
         held: float,
         weights: float,
         *,
         trained: bool,
-    ) -> Value:
+    ) -> TraceValue:
         inputs = self._lowered(inputs)
         count = self.positions * columns
         return self._made(

@@ -103,7 +103,7 @@ def traces_of(spec: JobSpec, shapes: Shapes, *, on_gpu: bool) -> list[list[OpTra
             is_mixed = size > 1 or spec.method.packing
             length = shapes.length or spec.method.max_length
             is_low = parallel.is_sharded and parallel.param_dtype != "fp32"
-            rows = base_model.Rows(size, length, is_mixed, 2 if is_low else FP32)
+            rows = base_model.TokenRows(size, length, is_mixed, 2 if is_low else FP32)
             targets = base_model.Targets.of(model.adapter)
             return base_model.record(shapes.base, targets, rows, half=half, on_gpu=on_gpu)
         if not isinstance(model, Gpt):

@@ -10,7 +10,7 @@ from dray import views
 from ray_workers.shared.contracts import Frame, FrameKind
 from service.db.repositories.telemetry import text_samples as repository
 from service.domain.errors import BadCursor, NotFound
-from service.jobs.text_samples import TextSamples
+from service.jobs.text_samples import SampleListing
 from tests.unit.service.helpers import Service, events_of, frame
 
 PROMPTS = ["the cat", [{"role": "user", "content": "hello"}]]
@@ -26,8 +26,8 @@ def texts(step: Any, *given: Any, rank: int = 0) -> Frame:
     return frame(FrameKind.SAMPLES, {"step": step, "texts": list(given)}, rank=rank)
 
 
-async def listed(service: Service, job_id: str, **query: Any) -> views.TextSamplesPage:
-    return await TextSamples(service.database).list(job_id, **query)
+async def listed(service: Service, job_id: str, **query: Any) -> views.SampledTextsPage:
+    return await SampleListing(service.database).list(job_id, **query)
 
 
 async def test_texts_are_listed_in_the_order_of_their_steps(service: Service) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dray.spec import JobSpec
-from service.planning.model.base_model import Rows, record
+from service.planning.model.base_model import TokenRows, record
 from service.planning.model.base_shapes import base_shape
 from service.planning.model.choice import GIB, MEMORY_GIB, OVERHEAD_BYTES, plan_of
 from service.planning.model.cost import GPU
@@ -48,7 +48,7 @@ def config_of(name: str) -> dict[str, Any]:
 
 def num_weights(name: str) -> int:
     trace = record(
-        base_shape(config_of(name)), None, Rows(1, 1, is_mixed=False), half=True, on_gpu=True
+        base_shape(config_of(name)), None, TokenRows(1, 1, is_mixed=False), half=True, on_gpu=True
     )
     return int(elements_of(trace))
 

@@ -26,7 +26,7 @@ from ray_workers.training.loop.trainer import Trainer
 from ray_workers.training.parallel.optim.optimizer_step import OptimizerStep
 from ray_workers.training.process import rank_main
 from service.planning import base_config
-from service.planning.model.base_model import Rows, Targets, record
+from service.planning.model.base_model import Targets, TokenRows, record
 from service.planning.model.base_shapes import ARCHITECTURES, base_shape
 from service.planning.model.memory import Memory, elements_of, frozen_elements_of, memory_of
 from service.planning.model.shapes import shapes_of
@@ -247,7 +247,7 @@ def test_weights_of_bases_are_counted_exactly(kind: str) -> None:
         some: list[str] | str = generator.sample(names, generator.randint(1, 5))
         targets: Any = [None, "all-linear", some][number % 3]
         adapter = None if targets is None else Lora(rank=rank, target_modules=targets)
-        rows = Rows(2, 8, is_mixed=False)
+        rows = TokenRows(2, 8, is_mixed=False)
         trace = record(shape, Targets.of(adapter), rows, half=False, on_gpu=False)
         with torch.device("meta"):
             values = {name: one for name, one in config.items() if name != "model_type"}
