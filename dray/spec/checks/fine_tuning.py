@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from dray.spec.job import JobSpec
 
 
+GENERATING: frozenset[str] = frozenset({"sft", "dpo"})
+"""The methods whose models generate text."""
+
+
 def check(spec: JobSpec) -> None:
     if spec.recipe != "fine_tuning":
         if spec.method is not None:
@@ -31,6 +35,8 @@ def check(spec: JobSpec) -> None:
         if is_set:
             raise wrong(pointer, "is not supported by the recipe fine_tuning: leave it out")
     if spec.samples is not None and spec.method is not None:
+        if spec.method.name not in GENERATING:
+            raise wrong("/samples", f"is not for the method {spec.method.name}: leave it out")
         longest = spec.method.max_length
         if spec.samples.max_tokens >= longest:
             raise wrong(

@@ -100,6 +100,8 @@ def base_shape(config: Mapping[str, Any]) -> BaseShape:
         )
     of = {**known.defaults, **{name: one for name, one in config.items() if one is not None}}
     width, heads = _size(of, "hidden_size"), _size(of, "num_attention_heads")
+    if config.get("num_key_value_heads", 0) is None:  # transformers then has one for each head
+        of["num_key_value_heads"] = heads
     of.setdefault("num_key_value_heads", heads)
     if not known.has_own_head_dim:
         of.setdefault("head_dim", max(1, width // heads))

@@ -13,6 +13,9 @@ from service.planning.model.unknown import Unknown
 
 BYTES = 256
 CLASSES = 10
+METHODS: frozenset[str] = frozenset({"sft"})
+ADAPTERS: frozenset[str | None] = frozenset({None, "lora"})
+"""The methods and adapters of fine-tuning that the planner knows."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +86,15 @@ def shapes_of(
 
 def _of_base(spec: JobSpec, model: Pretrained, config: Mapping[str, Any] | None) -> Shapes:
     assert spec.method is not None
+    kind = None if model.adapter is None else model.adapter.kind
+    if spec.method.name not in METHODS or kind not in ADAPTERS:
+        unknown = spec.method.name if spec.method.name not in METHODS else kind
+        raise Unknown(f"the planner can't estimate the memory and the step time of {unknown}")
     if config is None:
         raise Unknown(
             f"the server can't read config.json in {model.base}, which determines the sizes of the "
-            "base. It reads only folders on its own machine (file://) that jobs may read"
+            "base. It reads only files, but no links, in folders on its own machine (file://) that "
+            "jobs may read"
         )
     assumed = f"every row has {spec.method.max_length:,} tokens (method.max_length)"
     return Shapes(base=base_shape(config), assumed=(assumed,))

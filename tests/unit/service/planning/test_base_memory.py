@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.planner import rank as measuring
@@ -232,6 +233,8 @@ def random_config(generator: random.Random, kind: str) -> dict[str, Any]:
     for name in list(config)[6:]:
         if generator.random() < 0.25:
             del config[name]
+    if generator.random() < 0.25 and kind in ("llama", "qwen2", "qwen3"):
+        config["num_key_value_heads"] = None
     return config
 
 
@@ -258,6 +261,26 @@ def test_weights_of_bases_are_counted_exactly(kind: str) -> None:
         trained = sum(one.numel() for one in every if one.requires_grad)
         assert elements_of(trace) == trained, config
         assert frozen_elements_of(trace) == sum(map(torch.numel, every)) - trained, config
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_operations_of_bases_are_counted_exactly(kind: str) -> None:
+    """Against torch's counter, which counts causal attention twice."""
+    generator = random.Random(3)
+    for _ in range(4):
+        config = random_config(generator, kind)
+        shape = base_shape(config)
+        rows = TokenRows(3, 10, is_mixed=False)
+        trace = record(shape, None, rows, half=False, on_gpu=False)
+        values = {name: one for name, one in config.items() if name != "model_type"}
+        made: Any = AutoModelForCausalLM.from_config
+        model = made(AutoConfig.for_model(kind, **values), attn_implementation="eager")
+        ids = torch.zeros(rows.count, rows.length, dtype=torch.int64)
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            model(input_ids=ids, use_cache=False)
+        heads = shape.num_layers * shape.num_heads * shape.head_dim
+        attention = 2 * heads * rows.count * rows.length**2
+        assert trace.count(lambda op: op.flops) + attention == counter.get_total_flops(), config
 
 
 def test_what_the_planner_does_not_know_is_named() -> None:
