@@ -263,6 +263,13 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
             }
         ]
     },
+    "SampledTextsPage": {
+        "prompts": ["The capital of France is"],
+        "items": [
+            {"step": 100, "attempt": 1, "time": STEPPED, "texts": [" Paris, which is in the north"]}
+        ],
+        "next_cursor": None,
+    },
 }
 """Response bodies, keyed by schema name."""
 

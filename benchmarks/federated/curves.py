@@ -36,4 +36,4 @@ def measured(document: Mapping[str, Any]) -> Iterator[dict[str, float]]:
         strategy.gradients.backward(Pass(feed.at(number).shares))
         strategy.update.step(spec.train.optimizer.lr)
         strategy.after_step(number)
-        yield evaluation.measure()
+        yield evaluation.measure(number)

@@ -242,6 +242,14 @@ class ReportCalls(JobCalls):
                 return
             await self._pause_if_hurried(asked, wait_s, changed=bool(page.items))
 
+    def samples(
+        self, job_id: str, *, step: int | None = None
+    ) -> AsyncGenerator[views.SampledTexts, None]:
+        """Yield the texts that the job's model generated at its evaluations, in the order of the
+        steps, or only the texts of `step`. The prompts are in the job's document."""
+        path, query = _path(job_id, "samples"), params(step=step)
+        return self._items(views.SampledTextsPage, path, query, page_size=100)
+
     async def attempts(self, job_id: str) -> list[views.Attempt]:
         """Return the attempts of the job, with the state from which each attempt resumed."""
         return await self._list(views.AttemptPage, _path(job_id, "attempts"))

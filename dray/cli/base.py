@@ -29,6 +29,7 @@ from dray.input import units
 
 ORDER = (
     *("init", "submit", "watch", "wait", "ls", "get", "explain", "metrics", "logs", "events"),
+    "samples",
     "tensorboard",
     *("attempts", "checkpoints", "artifacts", "download", "code", "export", "cancel", "delete"),
     *("compare", "annotate", "experiment"),

@@ -42,6 +42,7 @@ from dray.spec.training.sync import (
     ParameterServer,
     Sync,
 )
+from dray.spec.training.text_samples import PromptMessage, TextSamples
 from dray.spec.training.train import (
     EarlyStopping,
     Ema,
@@ -94,6 +95,7 @@ __all__ = [
     "ParameterServer",
     "Pretrained",
     "Profile",
+    "PromptMessage",
     "RecipeName",
     "ResNet",
     "Resources",
@@ -104,6 +106,7 @@ __all__ = [
     "SuccessiveHalving",
     "Sweep",
     "Sync",
+    "TextSamples",
     "Train",
     "Unet",
 ]

@@ -48,6 +48,7 @@ from dray.spec.training.sync import (
     Sync,
     with_kind,
 )
+from dray.spec.training.text_samples import TextSamples
 from dray.spec.training.train import Profile, Train
 from dray.spec.trial_values import Values, with_values
 
@@ -105,6 +106,9 @@ class JobSpec(Document):
     unset, nothing is checked."""
     profile: Profile | None = None
     """Steps to profile. If unset, no step is profiled."""
+    samples: TextSamples | None = None
+    """fine_tuning: prompts that the model answers at every evaluation. If unset, no text is
+    generated."""
     metrics: Annotated[list[Metric], Field(max_length=64)] = []
     """Metrics to collect from a script that does not report metrics itself."""
     after: Afters = []

@@ -118,6 +118,24 @@ class ArtifactPage(View):
     items: list[Artifact]
 
 
+class SampledTexts(View):
+    """Texts that the model generated at an evaluation."""
+
+    step: int
+    """Number of optimizer steps before the evaluation."""
+    attempt: int
+    time: datetime
+    texts: list[str]
+    """The texts, in the order of the prompts, up to 4,096 characters each."""
+
+
+class SampledTextsPage(View):
+    prompts: list[Any]
+    """`samples.prompts` of the job document."""
+    items: list[SampledTexts]
+    next_cursor: str | None = None
+
+
 class Code(View):
     """Uploaded code, or the parts that are still missing."""
 

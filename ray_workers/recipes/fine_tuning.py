@@ -21,7 +21,7 @@ from dray.spec.program import base_files
 from ray_workers.datasets.core.errors import shortened
 from ray_workers.datasets.formats.base_models import BaseModel, open_base
 from ray_workers.datasets.formats.examples import Examples
-from ray_workers.recipes import example_sets, measures, results, tuned_files
+from ray_workers.recipes import example_sets, measures, results, sample_prompts, tuned_files
 from ray_workers.recipes.chat_encoding import ExampleEncoder
 from ray_workers.recipes.export import need
 from ray_workers.recipes.models import compat_transformers, pretrained
@@ -50,6 +50,7 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
         model = pretrained.build(base, folder, options.adapter, packs=method.packing)
         tokenizer = compat_transformers.load_tokenizer(folder, base.location)
         how = _encoding(base, method)
+        prompts = sample_prompts.prompts_of(document.samples, tokenizer, folder, method.max_length)
     sets = example_sets.open_sets(
         document.data,
         policy,
@@ -82,6 +83,7 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
         base=base.sha256 if is_adapter else None,
         gathers_result=is_adapter,
         result_dtypes=dtypes,
+        prompts=prompts,
     )
 
 

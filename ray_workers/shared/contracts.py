@@ -275,6 +275,7 @@ class FrameKind(StrEnum):
     DIVERGENCE = "divergence"
     REPLICAS = "replicas"
     NO_MEMORY_COPIES = "no_memory_copies"
+    SAMPLES = "samples"
     ROUND = "round"
     SILO_ROUND = "silo_round"
     ROUND_TROUBLE = "round_trouble"

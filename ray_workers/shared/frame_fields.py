@@ -168,6 +168,7 @@ Receipt = Annotated[StrictStr, AfterValidator(_short)]
 AnyText = Annotated[str, BeforeValidator(str)]
 Text = Annotated[StrictStr, AfterValidator(clean)]
 Message = Annotated[str, cut(4096), MISSING_IS_EMPTY]
+SampleText = Annotated[str, cut(4096)]
 DrillMessage = Annotated[str, cut(1024), MISSING_IS_EMPTY]
 Code = Annotated[str, cut(64), MISSING_IS_EMPTY]
 Phase = Annotated[

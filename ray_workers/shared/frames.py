@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # only `decoding` imports these, and with them pydantic
         Receipt,
         RisingRanks,
         RoundName,
+        SampleText,
         Sha256,
         Slots,
         Stack,
@@ -64,6 +65,7 @@ MAX_STRAGGLERS = 64
 MAX_PASSED_OVER = 100
 MAX_CULPRITS = 64
 MAX_COLUMNS = 1000
+MAX_PROMPTS = 16  # as dray.spec.training.text_samples.MAX_PROMPTS
 
 
 @dataclass(frozen=True)
@@ -252,6 +254,15 @@ class NoMemoryCopiesReport(Report):
 
     KIND = FrameKind.NO_MEMORY_COPIES
     message: Message
+
+
+@dataclass(frozen=True)
+class SamplesReport(Report):
+    """Texts that the model generated at an evaluation, in the order of the document's prompts."""
+
+    KIND = FrameKind.SAMPLES
+    step: Count
+    texts: Annotated[Sequence[SampleText], first(MAX_PROMPTS)]
 
 
 @dataclass(frozen=True)

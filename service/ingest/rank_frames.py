@@ -28,13 +28,15 @@ from ray_workers.shared.frames import (
     ResumedReport,
     RoundReport,
     RoundTroubleReport,
+    SamplesReport,
     SiloRoundReport,
     StragglersReport,
 )
 from ray_workers.shared.names import attempt_prefix
-from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, JobRow
+from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, JobRow, TextSamplesRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import events as events_repository
+from service.db.repositories.telemetry import text_samples
 from service.domain.ids import artifact_id
 from service.domain.progress import Mark, end_between, reached
 from service.domain.series import TIMES, Points
@@ -173,6 +175,8 @@ class RankFrames:
                 replica_checks.take(self._session, self._job, self._attempt, report, self._now)
             case NoMemoryCopiesReport() as report:
                 self._remark("no_memory_copies", "no_memory_copies", report.message, {})
+            case SamplesReport() as report:
+                self._take_samples(report, time_of(frame, self._now))
             case RoundReport() as report:
                 at = time_of(frame, self._now)
                 open_rounds.store(self._session, self._job, self._attempt, report, at)
@@ -285,6 +289,16 @@ class RankFrames:
                 created_at=at,
             ),
         )
+
+    def _take_samples(self, report: SamplesReport, at: datetime) -> None:
+        row = TextSamplesRow(
+            job_id=self._job.id,
+            attempt=self._attempt.attempt,
+            step=report.step,
+            texts=list(report.texts),
+            created_at=at,
+        )
+        text_samples.put(self._session, row)
 
     def _take_stragglers(self, report: StragglersReport) -> None:
         session, job, attempt = self._session, self._job, self._attempt

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from dray import views
 from dray.requests import JobChangeRequest, PositionChange
 from dray.views import JobState
+from service.config import node_policies
 from service.config.settings import Settings
 from service.db.models import JobRow
 from service.db.notifications import QUEUE
@@ -50,7 +51,7 @@ class JobChanges:
     ) -> None:
         self._database = database
         self._settings = settings
-        self._plans = Plans(database)
+        self._plans = Plans(database, node_policies.data_policy(settings))
         self._clock = clock or database.clock
 
     async def change(

@@ -110,7 +110,7 @@ class Jobs:
         self._settings = settings
         self._clock = clock or database.clock
         self._keys_in_flight = KeysInFlight()
-        self._plans = Plans(database)
+        self._plans = Plans(database, node_policies.data_policy(settings))
         self._answers = Answers()
         self.storage_watch = StorageWatch(database, storage, settings)
         self.code = CodeUploads(database, storage, settings, clock=clock)

@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 from dray.spec import JobSpec
 from service.db.repositories import jobs as repository
 from service.planning.model.cost import Machine, step_time
-from service.planning.model.shapes import Shapes, Unknown, shapes_of
+from service.planning.model.shapes import Shapes, shapes_of
+from service.planning.model.unknown import Unknown
 from service.telemetry import metric_reader
 
 STEP_TIME = "perf/step_time_s"
@@ -27,18 +28,14 @@ slower than it is."""
 
 
 def calibrated(
-    session: Session, machine: Machine, spec: JobSpec, accelerator: str | None
+    session: Session, machine: Machine, spec: JobSpec, shapes: Shapes, accelerator: str | None
 ) -> Machine:
     """Return the machine with its speed set to that of earlier jobs on workers of the same kind.
 
-    The machine is returned unchanged if there was no such job, or if the shapes of the planned job
-    are unknown. The highest speed is used, because a small model does not use a worker's full
-    speed.
+    The machine is returned unchanged if there was no such job. The highest speed is used, because a
+    small model does not use a worker's full speed.
     """
-    try:
-        enough = COMPARABLE * _operations(spec, shapes_of(spec), machine)
-    except Unknown:
-        return machine
+    enough = COMPARABLE * _operations(spec, shapes, machine)
     speeds: list[float] = []
     for job_id, document in repository.newest_succeeded(session, LOOKED_AT):
         ran = _of_a_kind(document, spec, accelerator)

@@ -11,9 +11,11 @@ from dray import views
 from dray.requests import PlanRequest
 from dray.spec import AutoSync, JobSpec
 from dray.spec.training.parallel import AXES
+from ray_workers.shared.node_needs import DataPolicy
 from service.db.session import Database
 from service.domain.errors import NotPlannable, OutOfMemory
 from service.nodes import node_table
+from service.planning import base_config
 from service.planning.calibration import calibrated
 from service.planning.model.choice import (
     GIB,
@@ -28,16 +30,20 @@ from service.planning.model.choice import (
     smallest_change,
 )
 from service.planning.model.cost import Machine, machine_of
-from service.planning.model.memory import pieces_of
+from service.planning.model.memory import memory_of, pieces_of
 from service.planning.model.meshes import name_of
-from service.planning.model.shapes import Shapes, Unknown, shapes_of
+from service.planning.model.shapes import Shapes, shapes_of
 from service.planning.model.sync_choice import SyncCandidate, SyncChoice, choose_sync
 from service.planning.model.sync_costs import RankSpeeds
+from service.planning.model.unknown import Unknown
 from service.planning.sync_facts import Nodes, facts_of, nodes_for, speeds_of
 
 TOLERANCE = 0.15
 """Maximum relative error of a plan's memory estimate, verified by tests. A job is rejected if it
 needs more than the available memory plus this error."""
+
+LEAST_LENGTH = 2
+"""Number of tokens of the shortest possible example: one to predict, and the one before it."""
 
 
 @dataclass(frozen=True)
@@ -68,60 +74,74 @@ class Resolved:
 class Plans:
     """The use cases of the planner."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, policy: DataPolicy) -> None:
+        """policy: the folders from which the configuration of a base may be read."""
         self._database = database
+        self._policy = policy
 
     async def plan(self, request: PlanRequest) -> views.Plan:
         """Return the plan of a job. Raises NotPlannable if the document lacks information that a
         plan needs."""
         spec = request.job
+        shapes = await self._shapes(spec)
+        if isinstance(shapes, Unknown):
+            raise NotPlannable(f"{shapes}")
         known, machine, around = await self._database.read(
-            lambda session: (*_look_up(session, spec), _look_around(session, spec))
+            lambda session: (*_look_up(session, spec, shapes), _look_around(session, spec))
         )
         if request.memory_bytes_per_rank is not None:
             given = request.memory_bytes_per_rank
             known = replace(
                 known, least_bytes=given, most_bytes=given, source="given in the request"
             )
-        return await asyncio.to_thread(_answer, request, spec, known, machine, around)
+        return await asyncio.to_thread(_answer, request, spec, shapes, known, machine, around)
+
+    async def _shapes(self, spec: JobSpec) -> Shapes | Unknown:
+        """Return the shapes of the job's samples, or the reason why they are unknown."""
+        config = await asyncio.to_thread(base_config.read, spec, self._policy)
+        try:
+            return shapes_of(spec, config=config)
+        except Unknown as unknown:
+            return unknown
 
     async def resolve(self, spec: JobSpec) -> Resolved:
         """Replace each `auto` in the document with a choice. If the job certainly does not fit, the
         result contains a refusal. Raises NotPlannable if no choice is possible."""
-        resolved = await self._resolve_parallelism(spec)
+        shapes = await self._shapes(spec)
+        resolved = await self._resolve_parallelism(spec, shapes)
         if not isinstance(spec.sync, AutoSync) or resolved.refusal is not None:
             return resolved
         spec = resolved.spec
         machine, around = await self._database.read(
-            lambda session: (_look_up(session, spec)[1], _look_around(session, spec))
+            lambda session: (_look_up(session, spec, shapes)[1], _look_around(session, spec))
         )
-        choice = await asyncio.to_thread(_sync_choice, spec, machine, around)
+        choice = await asyncio.to_thread(_sync_choice, spec, shapes, machine, around)
         chosen = choice.chosen
         assert chosen.spec is not None
         became = f"sync: auto became {chosen.name}: {chosen.why}"
         explanation = "; ".join(filter(None, (resolved.explanation, became)))
         return Resolved(chosen.spec, explanation, _sync_plan(choice))
 
-    async def _resolve_parallelism(self, spec: JobSpec) -> Resolved:
+    async def _resolve_parallelism(self, spec: JobSpec, shapes: Shapes | Unknown) -> Resolved:
         """Replace the axes that are `auto` with sizes, and check the memory if it is known."""
         automatic = bool(spec.parallel.auto)
         if spec.script is not None or not (automatic or _may_know_memory(spec)):
             return Resolved(spec)
         known, machine = await self._database.read(
-            lambda session: _look_up(session, spec, needs_speed=automatic)
+            lambda session: _look_up(session, spec, shapes, needs_speed=automatic)
         )
         if known.most_bytes is None and not automatic:
             return Resolved(spec)
-        return await asyncio.to_thread(_resolved, spec, known, machine)
+        return await asyncio.to_thread(_resolved, spec, shapes, known, machine)
 
 
 def _look_up(
-    session: Session, spec: JobSpec, *, needs_speed: bool = True
+    session: Session, spec: JobSpec, shapes: Shapes | Unknown, *, needs_speed: bool = True
 ) -> tuple[WorkerMemory, Machine]:
     known = known_memory(session, spec)
     machine = machine_of(spec, known.accelerator)
-    if needs_speed:
-        machine = calibrated(session, machine, spec, known.accelerator)
+    if needs_speed and isinstance(shapes, Shapes):
+        machine = calibrated(session, machine, spec, shapes, known.accelerator)
     return known, machine
 
 
@@ -138,16 +158,17 @@ def _look_around(session: Session, spec: JobSpec) -> _Around:
 
 
 def _sync_choice(
-    spec: JobSpec, machine: Machine, around: _Around, *, is_measured: bool = False
+    spec: JobSpec,
+    shapes: Shapes | Unknown,
+    machine: Machine,
+    around: _Around,
+    *,
+    is_measured: bool = False,
 ) -> SyncChoice:
     """Choose the value of `sync`. `is_measured` is set if the bandwidth was given in the
     request."""
-    try:
-        shapes = shapes_of(spec)
-    except Unknown as unknown:
-        return choose_sync(
-            spec, f"can't compare all-reduce with the other kinds of sync: {unknown}"
-        )
+    if isinstance(shapes, Unknown):
+        return choose_sync(spec, f"can't compare all-reduce with the other kinds of sync: {shapes}")
     facts = facts_of(spec, shapes, machine, around.speeds, around.nodes, is_measured=is_measured)
     return choose_sync(spec, facts)
 
@@ -200,21 +221,22 @@ def known_memory(session: Session, spec: JobSpec) -> WorkerMemory:
     return WorkerMemory(min(found), max(found), source, next(iter(kinds)))
 
 
-def _resolved(spec: JobSpec, known: WorkerMemory, machine: Machine) -> Resolved:
+def _resolved(
+    spec: JobSpec, shapes: Shapes | Unknown, known: WorkerMemory, machine: Machine
+) -> Resolved:
     automatic = bool(spec.parallel.auto)
-    try:
-        shapes = shapes_of(spec)
-    except Unknown as unknown:
-        return _least_divided(spec, unknown) if automatic else Resolved(spec)
+    if isinstance(shapes, Unknown):
+        return _least_divided(spec, shapes) if automatic else Resolved(spec)
     plan = _plan(spec, shapes, machine, known, all_of_them=automatic)
     best = plan.candidates[0]
     refusal = None
-    if _cannot_fit(best, known, shapes):
+    needed = _least_memory(best, shapes)
+    if needed is not None and _cannot_fit(needed, known):
         assert known.most_bytes is not None
         change = plan.change
         if known.most_bytes != known.least_bytes:  # `change` is for the smallest
             change = smallest_change(spec, shapes, known.most_bytes, all_of_them=automatic)
-        refusal = _refusal(best, known, known.most_bytes, change)
+        refusal = _refusal(needed, known, known.most_bytes, change)
     if not automatic:
         return Resolved(spec, refusal=refusal)
     explanation = f"{_auto(spec)} became {best.name}: {plan.why(best)}"
@@ -257,19 +279,20 @@ def _auto(spec: JobSpec) -> str:
     return f"parallel.{' and '.join(chosen)}: auto"
 
 
-def _cannot_fit(best: Candidate, known: WorkerMemory, shapes: Shapes) -> bool:
-    """Whether the job certainly can't fit: the plan makes no assumptions, and the job exceeds the
-    memory by more than TOLERANCE."""
-    available = known.most_bytes
-    if available is None or shapes.assumed:
-        return False
-    return best.memory.total > available * (1 + TOLERANCE)
+def _least_memory(best: Candidate, shapes: Shapes) -> int | None:
+    """Return the bytes that a rank needs whatever the data is; None if the plan makes other
+    assumptions than the length of a base model's rows."""
+    if shapes.base is not None:
+        return memory_of(best.spec, replace(shapes, length=LEAST_LENGTH)).total
+    return None if shapes.assumed else best.memory.total
 
 
-def _refusal(
-    best: Candidate, known: WorkerMemory, available: int, change: str | None
-) -> OutOfMemory:
-    needed = best.memory.total
+def _cannot_fit(needed: int, known: WorkerMemory) -> bool:
+    """Whether the job certainly can't fit: it exceeds the memory by more than TOLERANCE."""
+    return known.most_bytes is not None and needed > known.most_bytes * (1 + TOLERANCE)
+
+
+def _refusal(needed: int, known: WorkerMemory, available: int, change: str | None) -> OutOfMemory:
     missing = needed - available
     return OutOfMemory(
         f"this job can't fit: each worker needs {human(needed)}, but has {human(available)} "
@@ -282,17 +305,18 @@ def _refusal(
 
 
 def _answer(
-    request: PlanRequest, spec: JobSpec, known: WorkerMemory, machine: Machine, around: _Around
+    request: PlanRequest,
+    spec: JobSpec,
+    shapes: Shapes,
+    known: WorkerMemory,
+    machine: Machine,
+    around: _Around,
 ) -> views.Plan:
-    try:
-        shapes = shapes_of(spec)
-    except Unknown as unknown:
-        raise NotPlannable(f"{unknown}") from None
     machine = _as_asked(machine, request)
     plan = _plan(spec, shapes, machine, known, all_of_them=True)
     best = plan.candidates[0].spec
     has_bandwidth = request.bandwidth_bytes_per_s is not None
-    sync = _sync_choice(best, machine, around, is_measured=has_bandwidth)
+    sync = _sync_choice(best, shapes, machine, around, is_measured=has_bandwidth)
     return views.Plan(
         chosen=plan.chosen.name if plan.chosen else None,
         meshes=[_mesh(each, plan) for each in plan.candidates],

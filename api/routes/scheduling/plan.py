@@ -13,10 +13,14 @@ from api.openapi import json_body
 from api.problems import declare
 from dray import views
 from dray.requests import PlanRequest
+from service.config import node_policies
 from service.planning.service import Plans
 
 router = APIRouter(prefix="/v1", tags=["plan"])
-ThePlans = Annotated[Plans, use_cases(lambda runtime: Plans(runtime.database))]
+ThePlans = Annotated[
+    Plans,
+    use_cases(lambda runtime: Plans(runtime.database, node_policies.data_policy(runtime.settings))),
+]
 
 
 @router.post(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -80,6 +80,42 @@ def _event_line(event: Event) -> str:
     by = f", by {event.actor}" if event.actor else ""
     move = f" {event.from_state or '-'} -> {event.to_state}" if event.to_state else ""
     return f"{event.seq:>3} {when} {event.type}{move}: {event.message}{by} ({event.code})"
+
+
+@app.command()
+def samples(
+    job_id: JobId,
+    step: Annotated[int | None, typer.Option(help="Only this step.", min=0)] = None,
+    as_json: AsJsonLines = False,
+) -> None:
+    """Print the texts that the model generated at its evaluations, for each prompt in the order of
+    the steps."""
+    from dray.cli.display.output import warn, write_json_line, write_text
+
+    with connect() as client:
+        job_id = read_job(client, job_id)
+        given = client.get(job_id).spec.get("samples") or {}
+        found = list(client.samples(job_id, step=step))
+    if as_json:
+        for one in found:
+            write_json_line(one)
+        return
+    if not found:
+        missing = "were generated yet" if step is None else f"of step {step} exist"
+        warn(f"no texts {missing}" if given else "the job's document has no samples")
+        return
+    for number, prompt in enumerate(given.get("prompts", [])):
+        write_text(f"prompt {number + 1}: {_prompt(prompt)}", indent="    ")
+        for one in found:
+            if number < len(one.texts):
+                write_text(f"  step {one.step}: {one.texts[number]}", indent="    ")
+
+
+def _prompt(prompt: Any) -> str:
+    """Return a text, or a conversation, as one string."""
+    if isinstance(prompt, str):
+        return prompt
+    return " ".join(f"{message['role']}: {message['content']}" for message in prompt)
 
 
 @app.command()

@@ -11,10 +11,16 @@ if TYPE_CHECKING:
     from dray.spec.job import JobSpec
 
 
+GENERATING: frozenset[str] = frozenset({"sft", "dpo"})
+"""The methods whose models generate text."""
+
+
 def check(spec: JobSpec) -> None:
     if spec.recipe != "fine_tuning":
         if spec.method is not None:
             raise wrong("/method", "is only for the recipe fine_tuning")
+        if spec.samples is not None:
+            raise wrong("/samples", "is only for the recipe fine_tuning: leave it out")
         return
     train = spec.train
     options = {
@@ -28,3 +34,13 @@ def check(spec: JobSpec) -> None:
     for pointer, is_set in options.items():
         if is_set:
             raise wrong(pointer, "is not supported by the recipe fine_tuning: leave it out")
+    if spec.samples is not None and spec.method is not None:
+        if spec.method.name not in GENERATING:
+            raise wrong("/samples", f"is not for the method {spec.method.name}: leave it out")
+        longest = spec.method.max_length
+        if spec.samples.max_tokens >= longest:
+            raise wrong(
+                "/samples/max_tokens",
+                f"must be less than method.max_length, which is {longest:,}: the prompt also needs "
+                "space",
+            )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,23 @@ def at_least_float32(outputs: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class TextPrompts:
+    """Prompts that the model continues at every evaluation."""
+
+    rows: Sequence[Sequence[int]]
+    """Tokens of each prompt."""
+    ends: Set[int]
+    """Tokens that end a text."""
+    max_tokens: int
+    temperature: float
+    inputs_of: Callable[[Sequence[Sequence[int]]], Tensor]
+    """Returns the model's inputs for rows of tokens, which may have different lengths. The model's
+    outputs are (rows, length of the longest row, vocabulary) logits for the next tokens."""
+    text_of: Callable[[Sequence[int]], str]
+    """Returns the text of generated tokens."""
+
+
+@dataclass(frozen=True)
 class Workload:
     """A model, its data on the CPU, and its metrics."""
 
@@ -73,3 +90,4 @@ class Workload:
     """Whether the trained tensors are small, so that rank 0 gets all of them for the result."""
     result_dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
     """The data type in which the result contains a tensor, if it differs from the model's."""
+    prompts: TextPrompts | None = None

@@ -47,7 +47,7 @@ class ClientEvaluation(Evaluation):
         own = groups[slice(*share(len(groups), part.shares.start, part.num_shares))]
         self._own = [batch for group in own for batch in _batches(group, clients)]
 
-    def measure(self) -> dict[str, float]:
+    def measure(self, step: int) -> dict[str, float]:
         # Each row contains the sum of a client's losses and the client's number of correct
         # predictions. For each client, only one rank has non-zero values, so the sum over the ranks
         # is exact.

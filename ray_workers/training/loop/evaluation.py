@@ -13,6 +13,7 @@ from ray_workers.training.core.workload import Workload, at_least_float32
 from ray_workers.training.data.device_dataset import InMemorySamples, MemoryMappedSamples, on_device
 from ray_workers.training.data.sampler import share
 from ray_workers.training.elastic import process_group
+from ray_workers.training.loop.text_samples import TextSampler
 from ray_workers.training.parallel import DataPart, Strategy
 
 
@@ -41,6 +42,8 @@ class Evaluation:
         self._autocast = autocast
         self._options = options
         self._moved = moved
+        prompts = workload.prompts
+        self._texts = None if prompts is None else TextSampler(prompts, strategy, autocast, moved)
         self.take(DataPart(range(1), 1), 1)
 
     def take(self, part: DataPart, world_size: int) -> None:
@@ -51,9 +54,9 @@ class Evaluation:
         self._batch_size = self._options.micro_batch_size or share
         self._metrics = self._fresh_metrics().to(self._device)
 
-    def measure(self) -> dict[str, float]:
+    def measure(self, step: int) -> dict[str, float]:
         """Return `val/loss` and the recipe's metrics over the shares of all ranks. The result is
-        the same on every rank.
+        the same on every rank. Also generate the texts of `samples`.
 
         A collective operation: all ranks must call it together.
         """
@@ -63,6 +66,8 @@ class Evaluation:
         with torch.no_grad(), self._strategy.judging():
             for number in self._part.shares:
                 losses[number] = self._measure_share(number) * self._part.weight
+            if self._texts is not None:
+                self._texts.sample(step, self._batch_size, self._world_size)
         process_group.add_up(losses, self._world_size)
         return {"val/loss": losses.sum().item() / self._num_terms} | self._measured_metrics()
 

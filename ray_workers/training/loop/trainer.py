@@ -332,7 +332,7 @@ class Trainer:
         faultpoint(FaultPoint.BEFORE_EVALUATION, step, self)
         began = time.perf_counter()
         state, rule = self.state, self.options.early_stopping
-        measured = self.evaluation.measure()
+        measured = self.evaluation.measure(step)
         process_group.wait_for_results(self.device)
         faultpoint(FaultPoint.AFTER_EVALUATION, step, self)
         if rule is not None and step != state.measured_at:  # not a repeated evaluation

@@ -154,6 +154,18 @@ class ArtifactRow(Base):
     created_at: Mapped[datetime]
 
 
+class TextSamplesRow(Base):
+    """Texts that a job's model generated at an evaluation, in the order of the document's
+    prompts."""
+
+    __tablename__ = "text_samples"
+    job_id: Mapped[str] = job_key()
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    attempt: Mapped[int]
+    texts: Mapped[list[Any]]
+    created_at: Mapped[datetime]
+
+
 class DownloadLinkRow(Base):
     """An unused download link. Only a hash of the link's secret is stored, so that a reader of the
     database can't download the file."""

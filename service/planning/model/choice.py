@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from dray.spec import JobSpec
+from dray.spec import JobSpec, Pretrained
 from service.planning.model.cost import Machine, StepTime, step_time
 from service.planning.model.memory import Memory, fits, memory_of
 from service.planning.model.meshes import changed, meshes, name_of
@@ -18,6 +18,8 @@ GIB = 1 << 30
 MOST_WORKERS = 1024
 """Maximum number of workers for which divisions are compared. For larger jobs, only one division is
 considered."""
+SHORTEST = 128
+"""The shortest length of examples that is proposed as a change, in tokens."""
 OVERHEAD_BYTES = 1 * GIB
 """GPU memory that CUDA, its libraries and NCCL use before the first tensor."""
 
@@ -217,12 +219,18 @@ def _changes(spec: JobSpec, shapes: Shapes, *, divides: bool) -> Iterator[list[_
         yield kind({"checkpoint.in_memory": "auto"})
     yield kind({"train.optimizer.offload": True})
     yield kind({"train.optimizer.state_dtype": "bf16"})
+    if isinstance(spec.model, Pretrained) and spec.model.adapter is None:
+        yield kind({"model.adapter": "lora"})
     least = {"train.micro_batch_size": 1, "train.recompute": "full"}
     yield kind(least)
     yield kind(*({**least, "parallel.shard": n} for n in shards))
     factors = (2, 4, 8, 16, 32, 64)
     yield kind(*(_more_workers(spec, factor) for factor in factors))
     yield kind(*({**_more_workers(spec, factor), **least} for factor in factors))
+    if spec.method is not None:
+        longest = spec.method.max_length
+        shorter = [longest >> n for n in range(1, longest.bit_length()) if longest >> n >= SHORTEST]
+        yield kind(*({"method.max_length": length} for length in shorter))
 
 
 def _other_divisions(spec: JobSpec, shapes: Shapes) -> list[_Change]:

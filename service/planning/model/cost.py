@@ -12,8 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dray.spec import Gpt, JobSpec, Parallel
-from service.planning.model.memory import elements_of, pieces_of, traces_of
+from dray.spec import Gpt, JobSpec, Parallel, Pretrained
+from service.planning.model.memory import (
+    elements_of,
+    frozen_elements_of,
+    pieces_of,
+    traces_of,
+)
 from service.planning.model.op_trace import OpTrace
 from service.planning.model.shapes import Shapes
 
@@ -76,8 +81,10 @@ def step_time(spec: JobSpec, shapes: Shapes, machine: Machine) -> StepTime:
         speed *= spec.resources.cpus_per_worker
     samples = pieces.size * pieces.count
     divided = parallel.tensor * parallel.context * parallel.pipeline
-    passes = 3.0 + AGAIN[spec.train.recompute]
-    compute_s = passes * forward_flops(spec, shapes) * samples / divided / speed
+    forward = forward_flops(spec, shapes)
+    # The backward pass computes the gradients of the inputs and of the trained weights.
+    operations = (2.0 + AGAIN[spec.train.recompute]) * forward + weight_flops(spec, shapes, forward)
+    compute_s = operations * samples / divided / speed
     num_bytes, messages = sent(spec, shapes)
     send_s = num_bytes / machine.bandwidth_bytes_per_s + messages * machine.latency_s
     chunks = pieces.count * parallel.stages_per_rank
@@ -100,6 +107,16 @@ def forward_flops(spec: JobSpec, shapes: Shapes) -> float:
     return trace.count(lambda op: op.flops) / pieces_of(alone).size
 
 
+def weight_flops(spec: JobSpec, shapes: Shapes, forward: float) -> float:
+    """Return the number of operations that compute the gradients of one sample's weights.
+    `forward` is the number of operations of the forward pass."""
+    if not isinstance(spec.model, Pretrained):
+        return forward
+    alone = spec.model_copy(update={"parallel": Parallel()})
+    ((trace,),) = traces_of(alone, shapes, on_gpu=False)
+    return trace.count(lambda op: op.flops * (op.frozen == 0.0)) / pieces_of(alone).size
+
+
 def sent(spec: JobSpec, shapes: Shapes) -> tuple[float, float]:
     """Return (bytes, messages) that each rank sends in a step."""
     parallel, pieces = spec.parallel, pieces_of(spec)
@@ -107,6 +124,8 @@ def sent(spec: JobSpec, shapes: Shapes) -> tuple[float, float]:
     of_ranks = traces_of(spec, shapes, on_gpu=False)
     weights = weights_bytes(of_ranks)
     layers = model.num_layers / parallel.pipeline if isinstance(model, Gpt) else 1.0
+    if shapes.base is not None:
+        layers = float(shapes.base.num_layers)
     size, messages = 0.0, 0.0
     holders, data = parallel.shard * parallel.context, spec.num_replicas
     if parallel.zero == 1 and holders > 1:
@@ -117,7 +136,8 @@ def sent(spec: JobSpec, shapes: Shapes) -> tuple[float, float]:
     if holders > 1:
         gathers = 2 if parallel.zero == 3 else 1
         passes = pieces.count if parallel.pipeline == 1 else 1
-        gathered = weights / (2 if parallel.param_dtype != "fp32" else 1)
+        frozen = FP32 * max(sum(map(frozen_elements_of, traces)) for traces in of_ranks)
+        gathered = (weights + frozen) / (2 if parallel.param_dtype != "fp32" else 1)
         reduced = weights / (2 if parallel.reduce_dtype != "fp32" else 1)
         size += (gathers * passes * gathered + reduced) * (holders - 1) / holders
         messages += (gathers * passes + 1) * (layers + 1)
@@ -144,7 +164,7 @@ def sent(spec: JobSpec, shapes: Shapes) -> tuple[float, float]:
 
 
 def weights_bytes(of_ranks: Iterable[Iterable[OpTrace]]) -> float:
-    """Return the bytes of the weights in fp32, on the rank with the most weights."""
+    """Return the bytes of the trained weights in fp32, on the rank with the most weights."""
     return FP32 * max(sum(elements_of(trace) for trace in traces) for traces in of_ranks)
 
 

@@ -50,7 +50,7 @@ def record(model: Gpt, vocabulary: int, share: StageShare, *, half: bool, on_gpu
         hidden = _dropped(trace, hidden, stream, model.dropout, on_gpu)
     else:
         hidden = trace.given(0.0, wants_gradient=True, gradient=stream)  # already counted
-    for times in _alike(share.num_layers):
+    for times in alike(share.num_layers):
         trace.begin(is_block=True, times=times)
         hidden = _block(trace, hidden, model, share, low, on_gpu)
     if share.is_last:
@@ -63,7 +63,7 @@ def record(model: Gpt, vocabulary: int, share: StageShare, *, half: bool, on_gpu
     return trace
 
 
-def _alike(num_layers: int) -> list[int]:
+def alike(num_layers: int) -> list[int]:
     """Return the number of layers that each block represents. If there are more than four layers,
     the third block represents the remaining layers."""
     return [1] * num_layers if num_layers <= 4 else [1, 1, num_layers - 3, 1]

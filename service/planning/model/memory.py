@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dray.spec import Gossip, Gpt, JobSpec, Parallel
-from service.planning.model import gpt, images
+from dray.spec import Gossip, Gpt, JobSpec, Parallel, Pretrained
+from service.planning.model import base_model, gpt, images
 from service.planning.model.memory_simulator import (
     FP32,
     Gradients,
@@ -97,6 +97,15 @@ def traces_of(spec: JobSpec, shapes: Shapes, *, on_gpu: bool) -> list[list[OpTra
     num_stages = parallel.pipeline * per_rank
 
     def trace(stage: int) -> OpTrace:
+        if isinstance(model, Pretrained):
+            assert shapes.base is not None
+            assert spec.method is not None
+            is_mixed = size > 1 or spec.method.packing
+            length = shapes.length or spec.method.max_length
+            is_low = parallel.is_sharded and parallel.param_dtype != "fp32"
+            rows = base_model.TokenRows(size, length, is_mixed, 2 if is_low else FP32)
+            targets = base_model.Targets.of(model.adapter)
+            return base_model.record(shapes.base, targets, rows, half=half, on_gpu=on_gpu)
         if not isinstance(model, Gpt):
             at = (stage, num_stages)
             return images.record(spec, shapes, size, half=half, on_gpu=on_gpu, stage=at)
@@ -128,9 +137,11 @@ class Held(NamedTuple):
     """Bytes that a rank holds throughout the step."""
 
     weights: float
-    """All weights of the rank's stages, before they are divided."""
+    """All trained weights of the rank's stages, before they are divided."""
     own: float
-    """The weights that the rank holds, whose gradients have the same size."""
+    """The trained weights that the rank holds, whose gradients have the same size."""
+    frozen: float
+    """The other weights that the rank holds."""
     stepped: float
     """The weights whose optimizer state is on the rank."""
     largest: float
@@ -139,16 +150,18 @@ class Held(NamedTuple):
 
     @property
     def total(self) -> float:
-        return 2 * self.own + self.optimizer
+        return 2 * self.own + self.frozen + self.optimizer
 
 
 def _held(spec: JobSpec, traces: list[OpTrace]) -> Held:
     holders = spec.parallel.shard * spec.parallel.context
     weights = FP32 * sum(elements_of(trace) for trace in traces)
+    frozen = FP32 * sum(frozen_elements_of(trace) for trace in traces)
     stepped, largest = weights / holders, FP32 * _largest(traces)
     if _shares_optimizer_alone(spec.parallel):  # complete parameters are assigned to ranks
         stepped, holders = max(stepped, largest), 1
-    return Held(weights, weights / holders, stepped, largest, stepped * _states(spec))
+    optimizer = stepped * _states(spec)
+    return Held(weights, weights / holders, frozen / holders, stepped, largest, optimizer)
 
 
 def _shares_optimizer_alone(parallel: Parallel) -> bool:
@@ -157,12 +170,12 @@ def _shares_optimizer_alone(parallel: Parallel) -> bool:
 
 def _of_rank(spec: JobSpec, traces: list[OpTrace], at: int) -> Memory:
     parallel, pieces = spec.parallel, pieces_of(spec)
-    weights, own, stepped, largest, optimizer = _held(spec, traces)
+    weights, own, frozen, stepped, largest, optimizer = _held(spec, traces)
     only_optimizer = _shares_optimizer_alone(parallel)
     holders = 1 if only_optimizer else parallel.shard * parallel.context
     exchanging = parallel.shard * parallel.context * spec.num_replicas
     share = own + optimizer + own * (spec.train.ema is not None)
-    base = share
+    base = share + frozen
     gradients = own
     agreeing = _of_agreeing(spec, weights)
     base += agreeing.kept
@@ -198,9 +211,10 @@ def _of_rank(spec: JobSpec, traces: list[OpTrace], at: int) -> Memory:
     if spec.train.optimizer.name in SCRATCH:
         scratch += stepped * SCRATCH[spec.train.optimizer.name] + largest
     scratch = max(scratch, agreeing.passing) + agreeing.kept
-    updating = share + gradients + scratch + copies
-    rest = max(peak, updating) - own - optimizer - gradients
-    return Memory(int(own), int(gradients), int(optimizer), int(rest))
+    updating = share + frozen + gradients + scratch + copies
+    held = own + frozen
+    rest = max(peak, updating) - held - optimizer - gradients
+    return Memory(int(held), int(gradients), int(optimizer), int(rest))
 
 
 def _of_copies(spec: JobSpec, share: float) -> float:
@@ -314,8 +328,13 @@ def _largest(traces: list[OpTrace]) -> float:
 
 
 def elements_of(trace: OpTrace) -> float:
-    """Return the number of elements of the weights."""
+    """Return the number of elements of the trained weights."""
     return trace.count(lambda op: op.parameters)
+
+
+def frozen_elements_of(trace: OpTrace) -> float:
+    """Return the number of elements of the weights that are not trained."""
+    return trace.count(lambda op: op.frozen)
 
 
 def _states(spec: JobSpec) -> float:

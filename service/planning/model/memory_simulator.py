@@ -104,7 +104,8 @@ class _Simulator:
             self._backward(segments[number], segments[number - 1] if number else None)
             self.memory.now += (segments[number].times - 1) * (self.memory.now - now)
         if self._is_sharded:
-            self._scatter(self._root_weights())
+            roots = (each for each in self.trace.segments if not each.is_block)
+            self._scatter(self._root_weights(), sum(map(self._trained, roots)))
 
     def _forward(self, segment: Segment) -> None:
         own = self._weights(segment) if segment.is_block else 0.0
@@ -142,14 +143,19 @@ class _Simulator:
         for op in reversed(segment.ops):
             self._backward_of(op)
         if own:
-            self._scatter(own)
+            self._scatter(own, self._trained(segment))
 
     @property
     def _is_sharded(self) -> bool:
         return self.how.gradients is Gradients.SCATTERED
 
     def _weights(self, segment: Segment) -> float:
-        return self.how.weight_bytes * sum(op.parameters for op in segment.ops)
+        """Return the bytes of all weights of a segment."""
+        return self.how.weight_bytes * sum(op.parameters + op.frozen for op in segment.ops)
+
+    def _trained(self, segment: Segment) -> float:
+        """Return the number of elements of a segment's trained weights."""
+        return sum(op.parameters for op in segment.ops)
 
     def _cast_bytes(self, op: Op) -> float:
         """Return the bytes of autocast's copies, which are 0 if the gathered weights already have
@@ -167,29 +173,35 @@ class _Simulator:
     def _do(self, op: Op, *, saves: bool) -> None:
         memory = self.memory
         cast = self._cast_bytes(op)
+        is_cached = not op.frozen  # autocast caches only the copies of trained weights
         if not self.how.keeps_casts:
             memory.take(cast)
-            if not saves and cast:
+            if is_cached and not saves and cast:
                 self._casts.append(cast)
         memory.hold((op.output,))
         memory.touch(op.temporary_bytes)
         if saves:
             memory.hold(op.saved)
             memory.take(op.own_bytes)
+        if not is_cached and not (saves and self.trace.wants_gradient(op.output)):
+            memory.free(cast)
 
     def _release_inputs(self, op: Op) -> None:
         self.memory.release(t for t in set(op.inputs) if self.last_use.get(t) == id(op))
 
     def _again(self, segment: Segment) -> None:
         """Recompute the operations of a block, this time keeping the tensors that they save."""
-        made = []
+        made: set[int] = set()
         for op in segment.ops:
             self._do(op, saves=True)
-            made.append(op.output)
+            made.add(op.output)
             if self.how.recompute == "selective" and op.is_costly:
                 self.memory.release((op.output,))
                 self.memory.free(op.own_bytes)
-        self.memory.release(made)
+            over = {t for t in made.intersection(op.inputs) if self.last_use.get(t) == id(op)}
+            self.memory.release(sorted(over))
+            made -= over
+        self.memory.release(sorted(made))
         self.memory.release(_outside(segment))
 
     def _backward_of(self, op: Op) -> None:
@@ -210,7 +222,7 @@ class _Simulator:
         self._keep_gradient(self.how.weight_bytes * op.parameters)
         memory.release(op.saved)
         memory.free(op.own_bytes)
-        if not self.how.keeps_casts:
+        if not self.how.keeps_casts and (not op.frozen or trace.wants_gradient(op.output)):
             memory.free(self._cast_bytes(op))
         self._drop(coming)
 
@@ -236,9 +248,10 @@ class _Simulator:
         if self.how.gradients is Gradients.COPIED or self.how.adds_to_gradients:
             self.memory.free(size)
 
-    def _scatter(self, weights: float) -> None:
-        """Free the weights of a block, and keep this rank's part of its gradients."""
-        memory, elements = self.memory, weights / self.how.weight_bytes
+    def _scatter(self, weights: float, elements: float) -> None:
+        """Free the weights of a block, and keep this rank's part of its gradients. elements: number
+        of elements of the trained weights."""
+        memory = self.memory
         part = FP32 * elements / self.how.holders
         memory.free(self._scattered)
         memory.free(weights)
@@ -247,7 +260,7 @@ class _Simulator:
         if self.how.holders > 1:
             sent = self.how.reduce_bytes * elements
             memory.take(sent)
-            memory.free(weights)
+            memory.free(self.how.weight_bytes * elements)
             memory.take(part)
             self._scattered = sent
         else:

@@ -22,9 +22,11 @@ class Op:
     own_bytes: float = 0.0
     """Bytes of other data saved for the backward pass: means, masks, indices."""
     parameters: float = 0.0
-    """Number of elements of the operation's weights."""
+    """Number of elements of the operation's weights that are trained."""
+    frozen: float = 0.0
+    """Number of elements of the operation's other weights."""
     cast: float = 0.0
-    """Number of elements of these weights that autocast copies to a smaller type."""
+    """Number of elements of the weights that autocast copies to a smaller type."""
     temporary_bytes: float = 0.0
     """Bytes allocated only while the operation runs, forward or backward."""
     passes_on: bool = False
@@ -90,6 +92,7 @@ class OpTrace:
         saves_output: bool = False,
         view_of: int | None = None,
         parameters: float = 0.0,
+        frozen: float = 0.0,
         cast: float = 0.0,
         own_bytes: float = 0.0,
         temporary_bytes: float = 0.0,
@@ -114,6 +117,7 @@ class OpTrace:
             saved,
             own_bytes,
             parameters,
+            frozen,
             cast,
             temporary_bytes,
             passes_on or view_of is not None,

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from dray.spec import Gpt, Imported, JobSpec, ParameterServer, Pretrained
 from service.domain.init_from.weights import SKLEARN
+from service.planning.model.base_shapes import BaseShape, base_shape
+from service.planning.model.unknown import Unknown
 
 BYTES = 256
 CLASSES = 10
+METHODS: frozenset[str] = frozenset({"sft"})
+ADAPTERS: frozenset[str | None] = frozenset({None, "lora"})
+"""The methods and adapters of fine-tuning that the planner knows."""
 
 
 @dataclass(frozen=True)
@@ -18,19 +25,21 @@ class Shapes:
     """(channels, height, width)"""
     columns: int | None = None
     outputs: int = CLASSES
+    base: BaseShape | None = None
+    length: int | None = None
+    """Number of tokens of a base model's rows; None for `method.max_length`."""
     assumed: tuple[str, ...] = ()
     """Assumptions about sizes that only the data determines, as sentences."""
 
 
-class Unknown(Exception):
-    """The job can't be planned before it runs. The message states the reason."""
-
-
-def shapes_of(spec: JobSpec, vocabulary: int | None = None) -> Shapes:
+def shapes_of(
+    spec: JobSpec, vocabulary: int | None = None, config: Mapping[str, Any] | None = None
+) -> Shapes:
     """Return the shapes of a job's samples.
 
     Raises Unknown for scripts, for jobs that the planner can't model, and if a necessary size is
-    only known from the data. `vocabulary` is the size of the tokenizer's vocabulary, if known.
+    only known from the data. `vocabulary` is the size of the tokenizer's vocabulary, and `config`
+    is the base's `config.json`, if known.
     """
     if spec.script is not None:
         raise Unknown("a script defines its own model, which is unknown before the script runs")
@@ -47,7 +56,7 @@ def shapes_of(spec: JobSpec, vocabulary: int | None = None) -> Shapes:
     if isinstance(spec.model, Imported):
         raise Unknown("a custom model is unknown before the job runs")
     if isinstance(spec.model, Pretrained):
-        raise Unknown("the planner can't estimate the memory and the step time of a base model")
+        return _of_base(spec, spec.model, config)
     if isinstance(spec.model, Gpt):
         return _of_text(spec.model, vocabulary)
     source, data = spec.data.source, spec.data
@@ -73,6 +82,22 @@ def shapes_of(spec: JobSpec, vocabulary: int | None = None) -> Shapes:
     if classes > 1:
         assumed.append(f"there are {CLASSES} classes")
     return Shapes(columns=len(data.features), outputs=classes, assumed=tuple(assumed))
+
+
+def _of_base(spec: JobSpec, model: Pretrained, config: Mapping[str, Any] | None) -> Shapes:
+    assert spec.method is not None
+    kind = None if model.adapter is None else model.adapter.kind
+    if spec.method.name not in METHODS or kind not in ADAPTERS:
+        unknown = spec.method.name if spec.method.name not in METHODS else kind
+        raise Unknown(f"the planner can't estimate the memory and the step time of {unknown}")
+    if config is None:
+        raise Unknown(
+            f"the server can't read config.json in {model.base}, which determines the sizes of the "
+            "base. It reads only files, but no links, in folders on its own machine (file://) that "
+            "jobs may read"
+        )
+    assumed = f"every row has {spec.method.max_length:,} tokens (method.max_length)"
+    return Shapes(base=base_shape(config), assumed=(assumed,))
 
 
 def _of_text(model: Gpt, vocabulary: int | None) -> Shapes:

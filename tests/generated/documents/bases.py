@@ -96,6 +96,11 @@ BASES: tuple[dict[str, Any], ...] = (
                 "merge": False,
             },
         },
+        "samples": {
+            "prompts": ["A prompt", [{"role": "user", "content": "Hello"}]],
+            "max_tokens": 8,
+            "temperature": 0.5,
+        },
         "method": {
             "name": "sft",
             "loss": "all",

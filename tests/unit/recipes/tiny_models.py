@@ -92,7 +92,11 @@ def make_base(
     tokens = tokenizer(template)
     sizes: dict[str, Any] = {**SIZES, "vocab_size": len(tokens), **more}
     if kind == "gemma3":
-        sizes |= {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+        sizes = {
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"],
+            **sizes,
+        }
         config: Any = transformers.Gemma3TextConfig(**sizes)
     else:
         names = {

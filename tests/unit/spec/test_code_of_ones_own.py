@@ -9,7 +9,8 @@ import pytest
 
 from dray import errors, validate
 from dray.spec import Imported, JobSpec
-from service.planning.model.shapes import Unknown, shapes_of
+from service.planning.model.shapes import shapes_of
+from service.planning.model.unknown import Unknown
 
 NET: dict[str, Any] = {"recipe": "image_classification", "model": {"import": "my_package.net:Net"}}
 SCRIPT = {"script": {"entrypoint": "train.py"}}

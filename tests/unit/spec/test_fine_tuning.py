@@ -104,6 +104,28 @@ def test_a_document_is_the_same_after_it_was_written() -> None:
         ),
         ({"train": {"ema": {}}}, "/train/ema", "is not supported by the recipe fine_tuning"),
         ({"train": {"compile": True}}, "/train/compile", "is not supported"),
+        ({"samples": {}}, "/samples/prompts", "Field required"),
+        ({"samples": {"prompts": []}}, "/samples/prompts", "at least 1 item"),
+        ({"samples": {"prompts": ["a"] * 17}}, "/samples/prompts", "at most 16 items"),
+        ({"samples": {"prompts": [""]}}, "/samples/prompts/0/text", "at least 1 character"),
+        ({"samples": {"prompts": [[]]}}, "/samples/prompts/0/messages", "at least 1 item"),
+        ({"samples": {"prompts": [3]}}, "/samples/prompts/0/messages", "valid list"),
+        (
+            {"samples": {"prompts": [[{"role": "bot", "content": "a"}]]}},
+            *("/samples/prompts/0/messages/0/role", "'assistant'"),
+        ),
+        ({"samples": {"prompts": ["a" * 8193]}}, "/samples/prompts/0/text", "at most 8192"),
+        ({"samples": {"prompts": ["a"], "max_tokens": 513}}, "/samples/max_tokens", "512"),
+        ({"samples": {"prompts": ["a"], "max_tokens": 0}}, "/samples/max_tokens", "or equal to 1"),
+        ({"samples": {"prompts": ["a"], "temperature": -1}}, "/samples/temperature", "equal to 0"),
+        (
+            {"samples": {"prompts": ["a"], "temperature": float("nan")}},
+            *("/samples/temperature", "finite"),
+        ),
+        (
+            {"samples": {"prompts": ["a"]}, "method": {"max_length": 64}},
+            *("/samples/max_tokens", "must be less than method.max_length, which is 64"),
+        ),
         (
             {"resources": {"num_workers": 2}, "parallel": {"tensor": 2}},
             "/parallel/tensor",
@@ -155,6 +177,8 @@ def test_several_sources_are_written_once() -> None:
 
 def test_a_method_is_only_for_fine_tuning() -> None:
     check_refusal(images(method="sft"), "/method", "is only for the recipe fine_tuning")
+    samples = {"prompts": ["a"]}
+    check_refusal(images(samples=samples), "/samples", "is only for the recipe fine_tuning")
     check_refusal(images(model=BASE | {"name": "pretrained"}), "/model/name", "must be one of cnn")
 
 

@@ -11,6 +11,17 @@ import pytest
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 2048}
 
+LARGE = {
+    **CONFIG,
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
@@ -51,11 +62,66 @@ def test_a_base_that_is_unfit_is_refused_and_nothing_is_stored(
     assert len(http.get("/v1/jobs").json()["items"]) == before
 
 
-def test_a_base_is_not_planned(http: httpx.Client, base: Path) -> None:
-    answer = http.post("/v1/plan", json=job(base))
+def test_a_base_is_planned_from_its_config(http: httpx.Client, base: Path) -> None:
+    """With 1.2e9 weights: adapters fit on one worker, all weights only on several."""
+    (base / "config.json").write_text(json.dumps(LARGE))
+    memory = {"memory_bytes_per_rank": 16 << 30}
+    several = {"num_workers": 4}
+    given = job(base, resources=several, train={"global_batch_size": 4})
+    answer = http.post("/v1/plan", json={**given, **memory})
+    assert answer.status_code == 200, answer.text
+    plan = answer.json()
+    assert {mesh["name"] for mesh in plan["meshes"]} == {"data 4", "data 2 x shard 2", "shard 4"}
+    assert plan["chosen"] is not None
+    assert plan["assumed"] == ["every row has 1,024 tokens (method.max_length)"]
+    whole = {**given, "model": {"base": base.as_uri()}}
+    weights = http.post("/v1/plan", json={**whole, **memory}).json()
+    assert "shard" in weights["chosen"]
+    (adapted,) = (one for one in plan["meshes"] if one["name"] == "data 4")
+    (full,) = (one for one in weights["meshes"] if one["name"] == "data 4")
+    assert full["missing_bytes"] > 0
+    assert adapted["memory"]["gradients_bytes"] < full["memory"]["gradients_bytes"] / 50
+    assert adapted["memory"]["parameters_bytes"] > full["memory"]["parameters_bytes"]
+
+
+def test_parallel_auto_divides_a_base_that_one_worker_cannot_hold(
+    http: httpx.Client, base: Path
+) -> None:
+    (base / "config.json").write_text(json.dumps(LARGE))
+    resources = {"num_workers": 2, "memory_bytes": "12GiB"}
+    train = {"global_batch_size": 2, "recompute": "full"}
+    given = job(base, model={"base": base.as_uri()}, parallel="auto", train=train)
+    answer = http.post("/v1/jobs", json={**given, "resources": resources})
+    assert answer.status_code == 201, answer.text
+    assert answer.json()["spec"]["parallel"]["shard"] == 2
+
+
+def test_a_base_whose_weights_cannot_fit_is_refused(http: httpx.Client, base: Path) -> None:
+    """Whatever the lengths of the examples are; the hint is a document that is accepted."""
+    (base / "config.json").write_text(json.dumps(LARGE))
+    given = job(base, model={"base": base.as_uri()}, resources={"memory_bytes": "12GiB"})
+    answer = http.post("/v1/jobs", json=given)
+    assert (answer.status_code, answer.json()["code"]) == (422, "out_of_memory"), answer.text
+    assert answer.json()["hint"].startswith("it fits with ")
+    assert http.post("/v1/jobs", json=job(base, resources={"memory_bytes": "12GiB"})).is_success
+
+
+@pytest.mark.parametrize("elsewhere", ["file:///nowhere/base", "s3://bucket/base"])
+def test_a_base_that_the_server_cannot_read_is_not_planned(
+    http: httpx.Client, base: Path, elsewhere: str
+) -> None:
+    model = {"base": elsewhere}
+    answer = http.post("/v1/plan", json=job(base, model=model))
     assert (answer.status_code, answer.json()["code"]) == (422, "not_plannable"), answer.text
-    assert "base model" in answer.json()["detail"]
-    document = job(base, parallel="auto", resources={"num_workers": 2})
+    assert f"the server can't read config.json in {elsewhere}" in answer.json()["detail"]
+    document = job(base, model=model, parallel="auto", resources={"num_workers": 2})
     answer = http.post("/v1/jobs", json=document)
     assert answer.status_code == 201, answer.text
     assert answer.json()["spec"]["parallel"]["shard"] == 1
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "null", '{"model_type": 3}', "[" * 100_000])
+def test_a_broken_config_is_not_planned(http: httpx.Client, base: Path, text: str) -> None:
+    (base / "config.json").write_text(text)
+    answer = http.post("/v1/plan", json=job(base))
+    assert (answer.status_code, answer.json()["code"]) == (422, "not_plannable"), answer.text

@@ -14,6 +14,7 @@ from dray.spec import JobSpec
 from ray_workers.shared.node_needs import DataPolicy
 from service.domain.errors import DataSourceForbidden, InvalidDocument
 from service.jobs import base_models, data_policy
+from service.planning import base_config
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 128}
 
@@ -89,7 +90,7 @@ async def test_an_unfit_config_is_refused(base: Path, config: str, message: str)
 
 async def test_only_a_small_regular_file_is_read(base: Path) -> None:
     """A pipe would block the request, and the beginning of a large document is not a document."""
-    (base / "config.json").write_text(json.dumps({"padding": "x" * base_models.MAX_CONFIG_BYTES}))
+    (base / "config.json").write_text(json.dumps({"padding": "x" * base_config.MAX_CONFIG_BYTES}))
     assert await refusal(base) is None
     (base / "config.json").unlink()
     os.mkfifo(base / "config.json")

@@ -14,7 +14,8 @@ from service.planning.model.choice import plan_of
 from service.planning.model.cost import CPU, Machine, step_time
 from service.planning.model.memory import memory_of
 from service.planning.model.meshes import meshes, name_of
-from service.planning.model.shapes import Unknown, shapes_of
+from service.planning.model.shapes import shapes_of
+from service.planning.model.unknown import Unknown
 
 MODEL = {"name": "gpt", "num_layers": 4, "num_heads": 4, "width": 256, "context_length": 64}
 

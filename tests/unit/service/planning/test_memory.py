@@ -133,7 +133,7 @@ def test_layers_that_are_alike_are_played_once(
         return *found, len(trace.segments)
 
     *short, num_played = played()
-    monkeypatch.setattr(gpt, "_alike", lambda num_layers: [1] * num_layers)
+    monkeypatch.setattr(gpt, "alike", lambda num_layers: [1] * num_layers)
     *whole, num_whole = played()
     assert short == whole
     assert num_played < num_whole

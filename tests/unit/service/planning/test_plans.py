@@ -10,6 +10,7 @@ from dray import views
 from dray.requests import PlanRequest
 from dray.spec import JobSpec
 from ray_workers.shared.contracts import COMPUTE_TIME
+from ray_workers.shared.node_needs import DataPolicy
 from service.domain.errors import NotPlannable, OutOfMemory
 from service.planning.calibration import STEP_TIME
 from service.planning.model.memory import memory_of
@@ -32,8 +33,12 @@ def text(num_workers: int = 2, **parts: Any) -> dict[str, Any]:
     }
 
 
+def plans_of(service: Service) -> Plans:
+    return Plans(service.database, DataPolicy.open())
+
+
 async def test_a_plan_tells_of_every_mesh_and_what_is_not_known(service: Service) -> None:
-    plan = await Plans(service.database).plan(PlanRequest.model_validate(text()))
+    plan = await plans_of(service).plan(PlanRequest.model_validate(text()))
     names = {mesh.name for mesh in plan.meshes}
     assert names == {"data 2", "shard 2", "tensor 2", "pipeline 2", "context 2"}
     assert plan.chosen == plan.meshes[0].name
@@ -44,7 +49,7 @@ async def test_a_plan_tells_of_every_mesh_and_what_is_not_known(service: Service
 
 async def test_what_a_request_gives_is_what_a_plan_counts_with(service: Service) -> None:
     given = {"memory_bytes_per_rank": 1000, "flops_per_s": 1e6}
-    plan = await Plans(service.database).plan(PlanRequest.model_validate(text() | given))
+    plan = await plans_of(service).plan(PlanRequest.model_validate(text() | given))
     assert plan.chosen is None
     assert (plan.memory_bytes_per_rank, plan.calibration.flops_per_s) == (1000, 1e6)
     assert plan.calibration.source.startswith("flops_per_s as given")
@@ -61,7 +66,7 @@ async def ran(service: Service, step_time_s: float, num_steps: int = 30, **parts
 
 
 async def planned(service: Service, **parts: Any) -> views.Plan:
-    return await Plans(service.database).plan(PlanRequest.model_validate(text(**parts)))
+    return await plans_of(service).plan(PlanRequest.model_validate(text(**parts)))
 
 
 async def test_times_are_those_that_jobs_here_have_shown(service: Service) -> None:
@@ -112,7 +117,7 @@ async def test_a_much_smaller_job_says_how_fast_it_computed_at_least(service: Se
 async def test_what_only_the_data_could_tell_has_no_plan(service: Service) -> None:
     images = {"recipe": "image_classification", "data": {"source": "file:///folder"}}
     with pytest.raises(NotPlannable, match="image_size"):
-        await Plans(service.database).plan(PlanRequest.model_validate(images))
+        await plans_of(service).plan(PlanRequest.model_validate(images))
 
 
 async def test_auto_becomes_axes_that_every_attempt_uses(service: Service) -> None:
@@ -209,7 +214,7 @@ async def test_jobs_of_these_kinds_are_neither_planned_nor_refused_for_their_mem
     how: dict[str, Any], service: Service
 ) -> None:
     document = text(train={}, resources={"num_workers": 3, "memory_bytes": 1000}, **how)
-    plans = Plans(service.database)
+    plans = plans_of(service)
     with pytest.raises(NotPlannable, match=f"`{next(iter(how))}` to plan"):
         await plans.plan(PlanRequest.model_validate(document))
     resolved = await plans.resolve(JobSpec.model_validate(document))
@@ -278,7 +283,7 @@ async def test_what_a_tiny_model_sends_is_little_beside_the_calls_of_a_step(
 
 async def test_a_plan_has_what_sync_auto_would_take(service: Service) -> None:
     given = {"bandwidth_bytes_per_s": 1e5}
-    plan = await Plans(service.database).plan(PlanRequest.model_validate(text(4) | given))
+    plan = await plans_of(service).plan(PlanRequest.model_validate(text(4) | given))
     name = plan.sync.chosen
     if plan.chosen == "data 4":
         assert name.startswith("local steps")
@@ -286,10 +291,10 @@ async def test_a_plan_has_what_sync_auto_would_take(service: Service) -> None:
         assert name == "all-reduce"
         assert "the model is divided among the ranks" in plan.sync.options[0].why
     noise = {"train": {"global_batch_size": 16, "measure_noise": True}}
-    plan = await Plans(service.database).plan(PlanRequest.model_validate(text(4, **noise)))
+    plan = await plans_of(service).plan(PlanRequest.model_validate(text(4, **noise)))
     assert plan.sync.chosen == "all-reduce", "also of a document that takes no sync"
     wide = {"bandwidth_bytes_per_s": 1e12}
-    plan = await Plans(service.database).plan(PlanRequest.model_validate(text(4) | wide))
+    plan = await plans_of(service).plan(PlanRequest.model_validate(text(4) | wide))
     assert plan.sync.chosen == "all-reduce"
 
 

@@ -127,7 +127,7 @@ def _measure_all(rank: int, world_size: int, expected: list[dict[str, float]]) -
         kind, size, micro_batch_size = case
         measured, strategy = evaluation(kind, size, micro_batch_size)
         measured.take(DataPart(range(rank, rank + 1), world_size), world_size)
-        assert measured.measure() == pytest.approx(values, rel=1e-5, nan_ok=True), case
+        assert measured.measure(1) == pytest.approx(values, rel=1e-5, nan_ok=True), case
         batches = -(-size // world_size) / (micro_batch_size or -(-24 // world_size))
         assert strategy.num_batches == math.ceil(batches), "all compute equally often"
         assert strategy.num_moves == strategy.num_batches
