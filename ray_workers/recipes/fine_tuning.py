@@ -50,7 +50,9 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
     with _small_files(base) as folder:
         model = pretrained.build(base, folder, options.adapter, packs=method.packing)
         tokenizer = compat_transformers.load_tokenizer(folder, base.location)
-        how = _encoding(base, method)
+        if options.chat_template is not None:
+            tokenizer.chat_template = options.chat_template
+        how = {**_encoding(base, method), "chat_template": options.chat_template}
     encoder = ExampleEncoder(tokenizer, method)
     examples = open_examples(document.data, policy, method, encoder.encode, how)
     if (largest := int(examples.ids.max())) >= (size := model.vocabulary_size):

@@ -28,6 +28,8 @@ class DataPolicy:
     """Folder on each node with a file for each name that `data.credentials` may contain."""
     s3_endpoint_url: str | None
     """The endpoint for `s3://`; None means AWS."""
+    uploads_url: str | None = None
+    """URL of the folder with uploaded files, in the storage; None if there are no uploads."""
 
     @classmethod
     def open(cls, cache_dir: str | None = None) -> DataPolicy:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dray.spec.program.code import RemoteCode
+from ray_workers.shared.names import UPLOADS_FOLDER
 from ray_workers.shared.node_needs import DataPolicy, EnvironmentPolicy, RemoteCodeRef
 from service.config.settings import Settings
 
@@ -21,6 +22,7 @@ def data_policy(settings: Settings) -> DataPolicy:
         file_roots=None if roots is None else tuple(str(root.absolute()) for root in roots),
         credentials_dir=_plain(settings.data_credentials_dir),
         s3_endpoint_url=settings.s3_endpoint_url,
+        uploads_url=f"{settings.storage_url.rstrip('/')}/{UPLOADS_FOLDER}",
     )
 
 

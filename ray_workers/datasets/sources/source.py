@@ -278,6 +278,10 @@ def _origin(
     scheme = urlsplit(url).scheme
     if scheme == "file":
         return LocalOrigin(url, policy, suffixes)
+    if scheme == "upload":
+        from ray_workers.datasets.sources.uploads import UploadOrigin
+
+        return UploadOrigin(url, policy)
     options = load_credentials(policy.credentials_dir, credentials)
     if scheme in ("http", "https"):
         from ray_workers.datasets.sources.http import HttpOrigin
