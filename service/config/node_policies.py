@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dray.spec import JobSpec, Pretrained
 from dray.spec.program.code import RemoteCode
 from ray_workers.shared.names import UPLOADS_FOLDER
 from ray_workers.shared.node_needs import DataPolicy, EnvironmentPolicy, RemoteCodeRef
+from service.config.models_file import folder_of
 from service.config.settings import Settings
 
 
-def data_policy(settings: Settings) -> DataPolicy:
-    """Return the sources that ranks may read, and the settings of the data cache on their nodes."""
+def data_policy(settings: Settings, spec: JobSpec | None = None) -> DataPolicy:
+    """Return the sources that ranks may read, and the settings of the data cache on their nodes.
+
+    spec: a job, which may read the folder of its model in the catalogue.
+    """
     roots = settings.data_roots
     if roots is None and settings.tokens_file is not None:
         roots = ()  # with tokens, callers must not read the machine's files by default
+    model = None if spec is None else spec.model
+    if roots is not None and isinstance(model, Pretrained) and model.catalogue is not None:
+        folder = folder_of(model.base)
+        roots = (*roots, Path(folder)) if folder is not None else roots
     return DataPolicy(
         cache_dir=_plain(settings.data_cache_dir),
         cache_limit_bytes=settings.data_cache_limit_bytes,

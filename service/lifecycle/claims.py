@@ -268,7 +268,7 @@ def _spec_of(
         resume_from=refs,
         init_from=_origin(session, row),
         code=_code_of(job.spec, code, settings),
-        data_policy=node_policies.data_policy(settings),
+        data_policy=node_policies.data_policy(settings, job.spec),
         environment_policy=node_policies.environment_policy(settings, row.owner),
         start_timeout_s=settings.start_timeout_s,
         max_runtime_s=runtime_left_s(row),
