@@ -295,8 +295,8 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "it has train.py, model.py",
     },
     "licence_not_accepted": {
-        "detail": "the model 'llama-8b' may only be used by those who accept its licence, 'Llama "
-        "3.1 Community License'",
+        "detail": "the model 'llama-8b' requires that you accept its licence, 'Llama 3.1 Community "
+        "License'",
         "pointer": "/model/accept_licence",
         "hint": "read it with `dray models llama-8b`, and set model.accept_licence to true",
     },

@@ -57,7 +57,7 @@ def _parts(body: bytes, boundary: bytes) -> list[tuple[str, int, int]]:
     mark = line.search(body)
     while mark is not None and mark[1] is None:
         start = mark.end()
-        # The line break before a boundary can also be the one that ends the previous boundary.
+        # One line break can both end a boundary and begin the next one.
         following = line.search(body, max(start - 2, 0) if mark[0].endswith(b"\r\n") else start)
         if following is None:
             raise _malformed("the form is incomplete: its last boundary is missing")

@@ -48,7 +48,7 @@ class Translated:
     request: dict[str, Any]
     """The fields that responses repeat, with a number for each `auto`."""
     notes: list[str]
-    """What of the request is ignored."""
+    """Events about options that are ignored or chosen."""
     params: Mapping[str, str]
     """The parameter of the request for each pointer into the document that has another name."""
 
@@ -179,12 +179,13 @@ def _numbers(
     adapter = _mapping(start["model"]).get("adapter")
     usual = FULL_LR if adapter in (None, "none") else ADAPTER_LR
     base_lr = _mapping(train.get("optimizer")).get("lr", usual)
+    num_workers = _mapping(start.get("resources")).get("num_workers", 1)
     multiplier = _number(given.learning_rate_multiplier, 1.0)
     found = {
         "n_epochs": _number(given.n_epochs, train.get("epochs", EPOCHS)),
         "batch_size": _number(
             given.batch_size,
-            train.get("global_batch_size", max(1, min(BATCH_SIZE, num_examples // 4))),
+            train.get("global_batch_size", max(num_workers, min(BATCH_SIZE, num_examples // 4))),
         ),
         "learning_rate_multiplier": multiplier,
         "lr": base_lr * multiplier,

@@ -35,7 +35,7 @@ class OperatorFile(Generic[T]):
     contents: ClassVar[str]
     """A plural for messages, such as `prices`."""
     expected: ClassVar[str]
-    """What the file must contain, for messages."""
+    """Description of the content, for messages."""
     document: ClassVar[type[Document]]
     refusal: ClassVar[type[StartRefused]]
 

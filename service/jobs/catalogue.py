@@ -80,8 +80,7 @@ def _accepted(model: Pretrained, entry: CatalogueModel) -> str | bool:
     if given is False:
         if entry.must_accept:
             raise LicenceNotAccepted(
-                f"the model {entry.name!r} may only be used by those who accept its licence, "
-                f"{entry.licence!r}",
+                f"the model {entry.name!r} requires that you accept its licence, {entry.licence!r}",
                 pointer="/model/accept_licence",
                 hint=f"read it with `dray models {entry.name}`, and set model.accept_licence to "
                 "true",

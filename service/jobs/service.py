@@ -216,7 +216,6 @@ class Jobs:
         """Do the checks of a submission that need no transaction."""
         new_jobs.refuse_functions(spec, self._settings)
         spec = catalogue.resolve(spec, self.models.current() or {})
-        data_files.refuse_sweep(spec)
         policy = node_policies.data_policy(self._settings, spec)
         await data_policy.refuse_forbidden(spec, policy)
         await base_models.refuse_unfit(spec, policy)

@@ -46,7 +46,12 @@ class TuningRequests:
             repository.insert(session, row.id, owner, request)
             for note in notes:
                 remark(
-                    session, stored, type_="openai", code="ignored_option", message=note, now=new.now
+                    session,
+                    stored,
+                    type_="openai",
+                    code="ignored_option",
+                    message=note,
+                    now=new.now,
                 )
             return row
 

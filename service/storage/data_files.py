@@ -155,17 +155,6 @@ def use(session: Session, spec: JobSpec, owner: str) -> None:
             )
 
 
-def refuse_sweep(spec: JobSpec) -> None:
-    """Raise InvalidDocument for a sweep over uploaded files, whose owner is checked only at
-    submission."""
-    for name, parameter in (spec.sweep.parameters if spec.sweep is not None else {}).items():
-        if any(_named_in(parameter.choices)):
-            raise InvalidDocument(
-                f"can't vary {name} among uploaded files: submit a sweep for each file",
-                pointer=f"/sweep/parameters/{name}",
-            )
-
-
 def _named_in(value: Any) -> Iterator[str]:
     """Yield the ids of the uploaded files that any string of a document names."""
     if isinstance(value, str):
