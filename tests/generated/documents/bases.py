@@ -78,6 +78,10 @@ BASES: tuple[dict[str, Any], ...] = (
         "data": {"source": f"{WEB}/chats.jsonl"},
         "model": {
             "base": "s3://models/llama",
+            "catalogue": "llama",
+            "accept_licence": True,
+            "sha256": "0" * 64,
+            "chat_template": "{{ messages }}",
             "credentials": "lab",
             "adapter": {
                 "kind": "lora",

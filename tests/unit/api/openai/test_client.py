@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from tests.unit.api.openai.conftest import BOB, LINES, Shop, jsonl
+from dray.spec import JobSpec
+from tests.unit.api.openai.conftest import BOB, LINES, PAIRS, Shop, jsonl
 from tests.unit.service.helpers import metrics
 
 openai = pytest.importorskip(
@@ -130,6 +132,71 @@ def test_a_licence_is_accepted_in_the_metadata(shop: Shop, client: Any, training
     assert first["actor"] == "ann"
     assert first["data"]["accepted"] == {"model": "guarded", "licence": "Community License"}
     client.fine_tuning.jobs.cancel(made.id)
+
+
+def test_preferences_make_a_job_or_are_refused_in_the_form_of_openai(client: Any) -> None:
+    file = client.files.create(file=jsonl(PAIRS), purpose="fine-tune").id
+    create = client.fine_tuning.jobs.create
+    method = {"type": "dpo", "dpo": {"hyperparameters": {"beta": 0.2}}}
+    if not has_dpo():
+        with pytest.raises(openai.BadRequestError, match="'sft'") as refused:
+            create(model="llama-tiny", training_file=file, method=method)
+        assert refused.value.body["param"] == "method.type"
+        return
+    job = create(model="llama-tiny", training_file=file, method=method)
+    assert job.method.dpo.hyperparameters.beta == 0.2
+    client.fine_tuning.jobs.cancel(job.id)
+
+
+def has_dpo() -> bool:
+    document = {"recipe": "fine_tuning", "model": {"base": "a"}, "method": "dpo"}
+    try:
+        JobSpec.model_validate({**document, "data": {"source": "file:///d.jsonl"}})
+    except ValidationError:
+        return False
+    return True
+
+
+def test_errors_outside_of_routes_have_the_form_of_openai(shop: Shop, client: Any) -> None:
+    unknown = openai.OpenAI(base_url=client.base_url, api_key="other", max_retries=0)
+    with pytest.raises(openai.AuthenticationError) as refused:
+        unknown.models.list()
+    assert refused.value.body["code"] == "invalid_api_key"
+    with pytest.raises(openai.NotFoundError) as refused:
+        client.chat.completions.create(model="llama-tiny", messages=[])
+    assert refused.value.body["type"] == "invalid_request_error"
+    http = shop.http()
+    for call in (
+        http.put("/openai/v1/files"),
+        http.get("/openai/v1/nothing"),
+        http.post("/openai/v1/files", content=b"x", headers={"content-type": "text/plain"}),
+        http.post("/openai/v1/files", data={"purpose": "fine-tune"}, files={"other": b"x"}),
+        http.post("/openai/v1/fine_tuning/jobs", json=[]),
+        http.get("/openai/v1/fine_tuning/jobs", params={"limit": "all"}),
+        http.get("/openai/v1/fine_tuning/jobs/job-none/events"),
+    ):
+        assert 400 <= call.status_code < 500
+        assert call.headers["content-type"] == "application/json"
+        assert set(call.json()["error"]) == {"message", "type", "param", "code"}
+    assert http.get("/v1/nothing").headers["content-type"] == "application/problem+json"
+
+
+def test_files_that_do_not_fit_are_refused(shop: Shop, client: Any) -> None:
+    create = client.files.create
+    for content, purpose, status, message in (
+        (b'{"a": 1}\n' * 16 + b"{", "fine-tune", 400, "line 17"),
+        (b"", "fine-tune", 400, "no examples"),
+        (b'{"a": 1}', "batch", 400, "only 'fine-tune'"),
+        (b" " * (1 << 20) + b"{}", "fine-tune", 413, "larger than"),
+    ):
+        with pytest.raises(openai.APIStatusError, match=message) as refused:
+            create(file=content, purpose=purpose)
+        assert refused.value.status_code == status
+    other = shop.client(BOB)
+    file = other.files.create(file=jsonl(LINES), purpose="fine-tune").id
+    with pytest.raises(openai.NotFoundError) as refused:
+        client.fine_tuning.jobs.create(model="llama-tiny", training_file=file)
+    assert refused.value.body["param"] == "training_file"
 
 
 @pytest.mark.parametrize(
