@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from datetime import timedelta
@@ -17,11 +18,19 @@ from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError
 from service.db.repositories.submission import data_files as repository
 from service.db.session import Database
-from service.domain.errors import BadUpload, FileNotFound, InvalidDocument, StorageUnavailable
+from service.domain.errors import (
+    BadUpload,
+    Conflict,
+    FileNotFound,
+    InvalidDocument,
+    NotFound,
+    StorageUnavailable,
+)
+from service.jobs.tuning_requests import TuningRequests
 from service.storage import data_files
 from service.storage.data_files import DataFiles, count_examples, key_of
 from service.storage.storage import Storage
-from tests.unit.service.helpers import START
+from tests.unit.service.helpers import START, Service
 
 GOOD = b'{"text": "a"}\n\n{"text": "b"}'
 
@@ -31,11 +40,6 @@ class Clock:
 
     def __call__(self) -> object:
         return self.now
-
-
-@pytest.fixture
-def storage(tmp_path: Path) -> Storage:
-    return Storage((tmp_path / "storage").as_uri())
 
 
 @pytest.fixture
@@ -134,6 +138,65 @@ async def test_a_document_may_name_only_files_of_its_owner(
         with pytest.raises(InvalidDocument, match="does not exist") as refused:
             database.write_sync(lambda s, spec=spec: data_files.use(s, spec, "bob"))  # type: ignore[misc]
         assert refused.value.pointer == "/data/source"
+
+
+async def test_a_file_is_kept_while_a_job_reads_it(service: Service) -> None:
+    files = service.jobs.files
+    first, second, free = [(await files.upload("ann", "x.jsonl", GOOD)).id for _ in range(3)]
+    source = f"upload://{first}?validation={second}"
+    submitted = await service.jobs.submit(tuning(source), owner="ann")
+    job_id = submitted[0].id
+    for file_id in (first, second):
+        with pytest.raises(Conflict, match=job_id):
+            await files.delete("ann", file_id)
+    await files.delete("ann", free)
+    with pytest.raises(InvalidDocument, match=f"{free}, which does not exist"):
+        await service.jobs.submit(tuning(f"upload://{free}"), owner="ann")
+    with pytest.raises(InvalidDocument, match=f"{first}, which does not exist"):
+        await service.jobs.submit(tuning(source), owner="bob")
+    await service.jobs.cancel(job_id, actor="ann")
+    await files.delete("ann", first)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_job_and_a_deletion_at_once_leave_no_job_without_its_file(
+    service: Service, seed: int
+) -> None:
+    files = service.jobs.files
+    file_id = (await files.upload("ann", "x.jsonl", GOOD)).id
+    calls = [
+        service.jobs.submit(tuning(f"upload://{file_id}"), owner="ann"),
+        files.delete("ann", file_id),
+    ]
+    order = calls if seed % 2 else calls[::-1]
+    ended = await asyncio.gather(*order, return_exceptions=True)
+    refused = [one for one in ended if isinstance(one, Exception)]
+    assert len(refused) == 1
+    assert isinstance(refused[0], Conflict | InvalidDocument)
+
+
+async def test_tuning_requests_are_listed_newest_first(service: Service) -> None:
+    tuned = TuningRequests(service.database, service.jobs)
+    ids = []
+    for number in range(5):
+        owner = "bob" if number == 2 else "ann"
+        service.advance(1)
+        made = await tuned.create(
+            tuning("file:///d.jsonl"), {"model": str(number)}, ["a note"], owner, owner
+        )
+        ids.append(made.job.id)
+    page = await tuned.page("ann", None, 2)
+    assert [one.job.id for one in page] == [ids[4], ids[3]]
+    assert [one.request["model"] for one in await tuned.page("ann", ids[3], 9)] == ["1", "0"]
+    assert await tuned.succeeded("ann", 9) == []
+    events = (await service.queries.events(ids[0])).items
+    assert [one.message for one in events if one.type == "openai"] == ["a note"]
+    plain = await service.jobs.submit(tuning("file:///d.jsonl"), owner="ann")
+    with pytest.raises(NotFound):
+        await tuned.get(plain[0].id)
+    await service.jobs.cancel(ids[4], actor="ann")
+    await service.jobs.delete(ids[4])
+    assert [one.job.id for one in await tuned.page("ann", None, 1)] == [ids[3]]
 
 
 def tuning(source: str) -> JobSpec:
