@@ -36,7 +36,7 @@ def test_a_document_is_the_same_after_it_was_written() -> None:
     [
         ({"model": {}}, "/model/pretrained/base", "Field required"),
         ({"model": {"base": "sklearn://iris"}}, "/model/pretrained/base", "URL of a folder"),
-        ({"model": {"base": "llama"}}, "/model/pretrained/base", "is neither a name"),
+        ({"model": {"base": "./llama"}}, "/model/pretrained/base", "is neither a name"),
         ({"model": {"base": "https://a.b/c"}}, "/model/pretrained/base", "s3://bucket/prefix"),
         ({"model": {"name": "gpt"}}, "/model/name", "must be one of pretrained"),
         ({"model": {**BASE, "adapter": "dora"}}, "/model/pretrained/adapter/kind", "'lora'"),
