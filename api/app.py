@@ -21,6 +21,7 @@ from api.http.limits import Admission, Limits
 from api.mlflow import routes as mlflow
 from api.observability.middleware import Observed
 from api.observability.prometheus import Telemetry
+from api.openai import routes as openai_routes
 from api.routes import bulk, federation, jobs, status
 from api.security.auth import Authority
 from api.security.gate import Gate, cors
@@ -33,10 +34,11 @@ serve most requests."""
 
 
 def _routers() -> list[APIRouter]:
-    """Return the routers of all modules in `api/routes`, and of `api.mlflow`."""
+    """Return the routers of all modules in `api/routes`, of `api.mlflow`, and of `api.openai`."""
     modules = pkgutil.walk_packages(routes.__path__, f"{routes.__name__}.")
     found = [importlib.import_module(each.name).router for each in modules if not each.ispkg]
-    return [*FIRST, *(router for router in found if router not in FIRST), mlflow.router]
+    others = (router for router in found if router not in FIRST)
+    return [*FIRST, *others, mlflow.router, openai_routes.router]
 
 
 ROUTERS = _routers()

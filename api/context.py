@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.http.concurrency import ConcurrencyLimiter
+from api.http.concurrency import ConcurrencyLimiter, ConcurrencyLimits
 from api.observability.prometheus import Telemetry
 from api.problems import Refused
 from api.security.auth import Authority
@@ -34,6 +34,10 @@ class Context:
     uploads: ConcurrencyLimiter
     """Concurrency limiter for updates from clients of federated jobs. The parts of an update are
     held in memory."""
+    files: ConcurrencyLimiter = field(
+        default_factory=lambda: ConcurrencyLimiter(ConcurrencyLimits(at_once=2, of_caller=1))
+    )
+    """Concurrency limiter for uploads of files, which are held in memory."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server is asked to stop, so that long polls answer immediately."""
 

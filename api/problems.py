@@ -17,6 +17,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Route
 
+from api.openai import errors as openai
 from dray import errors
 from dray.input.validation import plainly
 from dray.views import Problem
@@ -51,7 +52,8 @@ def problem(
     hint: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Return the problem document for `code` as a response."""
+    """Return the problem for `code` as a response: a problem document, or an error in the form of
+    the API whose paths begin with `openai.PREFIX`."""
     status = STATUS[code]
     body = Problem(
         type=f"urn:dray:problem:{code}",
@@ -66,11 +68,14 @@ def problem(
     )
     extra = {"Cache-Control": "no-store"}
     extra |= {"Retry-After": str(RETRY_AFTER_S)} if status == 503 or code in RETRIED else {}
+    extra |= headers or {}
+    if request.url.path.startswith(openai.PREFIX):
+        return openai.response(body, extra)
     return Response(
         body.model_dump_json(exclude_none=True),
         status_code=status,
         media_type=MEDIA_TYPE,
-        headers={**extra, **(headers or {})},
+        headers=extra,
     )
 
 
@@ -203,7 +208,7 @@ BODY = (
 SUBMISSION = (
     *("data_source_forbidden", "unknown_queue", "queue_holds_no_jobs", "queue_full"),
     *("priority_too_high", "runtime_too_long", "unsatisfiable", "out_of_memory"),
-    *("code_unfit", "array_too_large", "reservation_unfit"),
+    *("code_unfit", "licence_not_accepted", "array_too_large", "reservation_unfit"),
     *("invalid_trial", "sampler_unavailable", "init_from_not_found", "init_from_differs"),
     *("quota_exceeded", "storage_unavailable"),
 )

@@ -199,6 +199,10 @@ class DependencyNeverSatisfied(BadRequest, code="dependency_never_satisfied"):
     """`after` requires that a job ends otherwise than it did, or that the job waits for itself."""
 
 
+class LicenceNotAccepted(BadRequest, code="licence_not_accepted"):
+    """The model in the catalogue has a licence that the job document must accept."""
+
+
 class InitFromNotFound(BadRequest, code="init_from_not_found"):
     """`init_from` names a job or a step without a checkpoint to start from."""
 
@@ -266,6 +270,14 @@ class DrillNotFound(NotFound, code="drill_not_found"):
 
 class CodeNotFound(NotFound, code="code_not_found"):
     """You have not uploaded code with this id, or the job has no code."""
+
+
+class FileNotFound(NotFound, code="file_not_found"):
+    """There is no uploaded file with this id, or it belongs to another user."""
+
+
+class ModelNotFound(NotFound, code="model_not_found"):
+    """The catalogue has no model with this name."""
 
 
 class QueueNotFound(NotFound, code="queue_not_found"):

@@ -24,6 +24,7 @@ from service.cluster.port import Cluster, ClusterSnapshot
 from service.cluster.ray.embedded import EmbeddedRay
 from service.cluster.ray.gateway import GatewayCluster, RayTarget
 from service.config.home_lock import HomeLock
+from service.config.models_file import ModelsFile
 from service.config.settings import EMBEDDED, Settings
 from service.config.start_refusals import StartRefused, reason_of
 from service.costs.prices_file import PricesFile
@@ -100,7 +101,13 @@ class Runtime:
         self.database = database
         self.signals: Signals = database.signals
         self.storage = storage
-        self.jobs = Jobs(database, storage, self.signals, settings)
+        self.jobs = Jobs(
+            database,
+            storage,
+            self.signals,
+            settings,
+            models_file=ModelsFile(settings.models_file),
+        )
         self.faults = FaultService(database, settings)
         self.status = StatusCache(database)
         self.queries = Queries(database, storage, self.signals, settings)

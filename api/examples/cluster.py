@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from api.examples.parts import JOB_ID, STEPPED
+from api.examples.parts import JOB_ID, SHA256, STEPPED
 
 CHECK: Mapping[str, Any] = {
     "hostname": "gpu-7",
@@ -82,6 +82,16 @@ SYNC_PLAN: Mapping[str, Any] = {
 }
 
 
+MODEL: Mapping[str, Any] = {
+    "name": "llama-8b",
+    "base": "file:///srv/models/llama-3.1-8b",
+    "licence": "Llama 3.1 Community License",
+    "licence_text": None,
+    "must_accept": True,
+    "sha256": SHA256,
+    "has_chat_template": False,
+}
+
 VIEWS: Mapping[str, Mapping[str, Any]] = {
     "Cluster": {
         "connected": True,
@@ -137,6 +147,8 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
         "assumed": [],
         "sync": SYNC_PLAN,
     },
+    "CatalogueEntry": {**MODEL, "licence_text": "LLAMA 3.1 COMMUNITY LICENSE AGREEMENT ..."},
+    "CataloguePage": {"items": [MODEL]},
     "Liveness": {"status": "ok"},
     "Readiness": {"status": "ok", "checks": {"database": "ok", "cluster": "ok", "loops": "ok"}},
 }

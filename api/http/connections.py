@@ -29,6 +29,10 @@ ACCEPTED_AT_ONCE = 64
 """Number of connections that asyncio accepts per loop iteration before it reads from any."""
 SLICE_BYTES = 16 << 10
 MAX_PIPELINED = 16
+BYTES_PER_S = 1 << 20
+"""A body gets a second more for each of these bytes, so that large files can be uploaded. A body
+that is larger than its route allows is refused as soon as its head has arrived."""
+MAX_ANNOUNCED = 1 << 30
 
 
 class Connections:
@@ -111,6 +115,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """Whether part of a request has arrived."""
         self._num_unused = 0
         """Number of bytes received since the last complete head or piece of a body."""
+        self._body_within_s = self._limits.body_within_s
+        """Maximum time in seconds for the body of the current request to arrive."""
         self._num_head = 0
         """Number of bytes in the target and headers of the current request."""
         self._is_of_own_user: bool | None = None
@@ -184,7 +190,8 @@ class BoundedProtocol(HttpToolsProtocol):
             raise ValueError(detail)  # ends the parsing
         super().on_headers_complete()
         self._num_unused = 0
-        self._await(Awaited.BODY, self._limits.body_within_s)
+        self._body_within_s = self._limits.body_within_s + _announced(self.headers) / BYTES_PER_S
+        self._await(Awaited.BODY, self._body_within_s)
         self.shared.work(self)
 
     def on_body(self, body: bytes) -> None:
@@ -257,7 +264,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _refuse_slow(self) -> None:
         part = "headers" if self._awaited is Awaited.HEAD else "body"
         limits = self._limits
-        within_s = limits.head_within_s if part == "headers" else limits.body_within_s
+        within_s = limits.head_within_s if part == "headers" else self._body_within_s
         self._refuse("request_too_slow", f"the {part} did not arrive within {within_s:g} s")
 
     def _refuse_large_head(self) -> None:
@@ -295,6 +302,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _call(self, delay_s: float, what: Callable[[], None]) -> asyncio.TimerHandle:
         return self.loop.call_later(delay_s, what)
+
+
+def _announced(headers: Sequence[tuple[bytes, bytes]]) -> int:
+    """Return the size of a body in bytes, at most MAX_ANNOUNCED; 0 if it is unknown."""
+    given = next((value for name, value in headers if name.lower() == b"content-length"), b"0")
+    return min(int(given), MAX_ANNOUNCED) if given.isdigit() and len(given) < 20 else 0
 
 
 def _ambiguous_host(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> str | None:

@@ -31,6 +31,7 @@ class Limits:
     """Maximum number of seconds for the head of a request to arrive, counted from the opening of
     the connection for the first request, and from the first byte for later requests."""
     body_within_s: float = 60.0
+    """Maximum number of seconds for a body to arrive, in addition to a second for each MiB."""
     send_within_s: float = 120.0
     """Maximum number of seconds for which a caller can pause reading its response."""
     linger_s: float = 2.0

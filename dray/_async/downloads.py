@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from contextlib import aclosing
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import httpx
 
 from dray import views
 from dray._async.calls import Calls
-from dray._http import downloads
+from dray._http import downloads, exports
 from dray._http.downloads import OnProgress, RemoteFile
+from dray._http.exports import ModelFormat
 from dray._http.transport import no_answer, segment
 
 
@@ -45,6 +47,25 @@ class DownloadCalls(Calls):
         found = await self.artifacts(job_id)
         files = downloads.artifact_files(job_id, found, artifact)
         return await self._fetch_all(files, dest, on_progress)
+
+    async def export(
+        self,
+        job_id: str,
+        dest: str | PathLike[str],
+        form: ModelFormat = "safetensors",
+        *,
+        on_progress: OnProgress | None = None,
+    ) -> list[Path]:
+        """Download a fine-tuned model into the folder `dest`, in the same way as `download`.
+
+        form: `safetensors` for the complete model, which `dray.load` and `from_pretrained` of
+        transformers read, or `adapter` for the adapter, which peft reads. Returns the paths of the
+        files. Raises ValueError if the result doesn't have the format.
+        """
+        files = downloads.artifact_files(job_id, await self.artifacts(job_id), None)
+        chosen = exports.exported([file.path for file in files], form)
+        wanted = [replace(file, path=chosen[file.path]) for file in files if file.path in chosen]
+        return await self._fetch_all(wanted, dest, on_progress)
 
     async def checkpoint_files(self, job_id: str, step: int) -> list[views.CheckpointFile]:
         """Return the files of the checkpoint at `step`. Raises CheckpointNotFound if there is no

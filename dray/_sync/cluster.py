@@ -1,5 +1,5 @@
 # Written by `make blocking` from dray/_async/cluster.py: change that file instead.
-"""Queues, costs, scheduling decisions, and the cluster."""
+"""The catalogue of models, queues, costs, scheduling decisions, and the cluster."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ CHECK_PERIOD_S = 0.5
 
 
 class ClusterCalls(Calls):
+    def models(self) -> list[views.CatalogueEntry]:
+        """Return the base models for fine-tuning in the server's catalogue."""
+        return self._list(views.CataloguePage, "/v1/models")
+
+    def model(self, name: str) -> views.CatalogueEntry:
+        """Return a base model of the catalogue with the text of its licence. Raises
+        ModelNotFound."""
+        return self._read(views.CatalogueEntry, Call("GET", f"/v1/models/{segment(name)}"))
+
     def queues(self) -> list[views.Queue]:
         """Return all queues sorted by name, with their rules and the jobs in them."""
         return self._list(views.QueuePage, "/v1/queues")

@@ -6,14 +6,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from contextlib import closing
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
 import httpx
 
 from dray import views
-from dray._http import downloads
+from dray._http import downloads, exports
 from dray._http.downloads import OnProgress, RemoteFile
+from dray._http.exports import ModelFormat
 from dray._http.transport import no_answer, segment
 from dray._sync.calls import Calls
 
@@ -46,6 +48,25 @@ class DownloadCalls(Calls):
         found = self.artifacts(job_id)
         files = downloads.artifact_files(job_id, found, artifact)
         return self._fetch_all(files, dest, on_progress)
+
+    def export(
+        self,
+        job_id: str,
+        dest: str | PathLike[str],
+        form: ModelFormat = "safetensors",
+        *,
+        on_progress: OnProgress | None = None,
+    ) -> list[Path]:
+        """Download a fine-tuned model into the folder `dest`, in the same way as `download`.
+
+        form: `safetensors` for the complete model, which `dray.load` and `from_pretrained` of
+        transformers read, or `adapter` for the adapter, which peft reads. Returns the paths of the
+        files. Raises ValueError if the result doesn't have the format.
+        """
+        files = downloads.artifact_files(job_id, self.artifacts(job_id), None)
+        chosen = exports.exported([file.path for file in files], form)
+        wanted = [replace(file, path=chosen[file.path]) for file in files if file.path in chosen]
+        return self._fetch_all(wanted, dest, on_progress)
 
     def checkpoint_files(self, job_id: str, step: int) -> list[views.CheckpointFile]:
         """Return the files of the checkpoint at `step`. Raises CheckpointNotFound if there is no

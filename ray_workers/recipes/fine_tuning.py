@@ -49,7 +49,9 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
     with _small_files(base) as folder:
         model = pretrained.build(base, folder, options.adapter, packs=method.packing)
         tokenizer = compat_transformers.load_tokenizer(folder, base.location)
-        how = _encoding(base, method)
+        if options.chat_template is not None:
+            tokenizer.chat_template = options.chat_template
+        how = {**_encoding(base, method), "chat_template": options.chat_template}
         prompts = sample_prompts.prompts_of(document.samples, tokenizer, folder, method.max_length)
     sets = example_sets.open_sets(
         document.data,

@@ -47,6 +47,8 @@ def writer(
         for name, path in base.paths.items():
             if "/" not in name and (is_of_tokenizer(name) or (whole and name in _OF_MODEL)):
                 shutil.copyfile(path, folder / name)
+        if options.chat_template is not None:
+            (folder / "chat_template.jinja").write_text(options.chat_template)
         if adapter is None:
             dtypes = {name: one.dtype for name, one in stored.items()}
             results.write_weights(trained, folder, dtypes)

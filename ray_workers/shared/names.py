@@ -41,3 +41,12 @@ def attempt_prefix(job_id: str, attempt: int) -> str:
 def folder_url(storage_url: str, job_id: str) -> str:
     """Return the URL of the files in a script's checkpoint folder, which all attempts share."""
     return f"{storage_url.rstrip('/')}/jobs/{job_id}/checkpoint-folder"
+
+
+UPLOADS_FOLDER = "uploads"
+"""Folder of users' uploaded files, below the storage URL."""
+
+
+def upload_name(file_id: str) -> str:
+    """Return the path of an uploaded file below the folder of uploaded files."""
+    return f"{file_id}/data.jsonl"

@@ -40,6 +40,8 @@ class DataPolicy:
     """The endpoint for `s3://`; None means AWS."""
     result: tuple[ResultFile, ...]
     """The files of the job whose result the rank may read as `job://ID`."""
+    uploads_url: str | None = None
+    """URL of the folder with uploaded files, in the storage; None if there are no uploads."""
 
     @classmethod
     def open(cls, cache_dir: str | None = None) -> DataPolicy:

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dray.spec import JobSpec, Pretrained
 from dray.spec.program.code import RemoteCode
+from ray_workers.shared.names import UPLOADS_FOLDER
 from ray_workers.shared.node_needs import DataPolicy, EnvironmentPolicy, RemoteCodeRef, ResultFile
+from service.config.models_file import folder_of
 from service.config.settings import Settings
 
 
-def data_policy(settings: Settings, result: tuple[ResultFile, ...] = ()) -> DataPolicy:
+def data_policy(
+    settings: Settings, spec: JobSpec | None = None, result: tuple[ResultFile, ...] = ()
+) -> DataPolicy:
     """Return the sources that ranks may read, and the settings of the data cache on their nodes.
-    result: the files of the job whose result is the base model."""
+
+    spec: a job, which may read the folder of its model in the catalogue. result: the files of the
+    job whose result is the base model.
+    """
     roots = settings.data_roots
     if roots is None and settings.tokens_file is not None:
         roots = ()  # with tokens, callers must not read the machine's files by default
+    model = None if spec is None else spec.model
+    if roots is not None and isinstance(model, Pretrained) and model.catalogue is not None:
+        folder = folder_of(model.base)
+        roots = (*roots, Path(folder)) if folder is not None else roots
     return DataPolicy(
         cache_dir=_plain(settings.data_cache_dir),
         cache_limit_bytes=settings.data_cache_limit_bytes,
@@ -23,6 +35,7 @@ def data_policy(settings: Settings, result: tuple[ResultFile, ...] = ()) -> Data
         credentials_dir=_plain(settings.data_credentials_dir),
         s3_endpoint_url=settings.s3_endpoint_url,
         result=result,
+        uploads_url=f"{settings.storage_url.rstrip('/')}/{UPLOADS_FOLDER}",
     )
 
 

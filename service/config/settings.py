@@ -144,6 +144,9 @@ class Settings(BaseSettings):
     prices_file: Path | None = None
     """YAML or JSON file with the prices of slots. Changes to the file take effect within
     seconds."""
+    models_file: Path | None = None
+    """YAML or JSON file with the catalogue of base models for fine-tuning. Changes to the file take
+    effect within seconds."""
 
     mlflow_tracking_uri: str | None = Field(None, repr=False)
     """Address of an MLflow server to which every job is exported as a run. The address can contain
@@ -202,6 +205,9 @@ class Settings(BaseSettings):
     """Maximum size of a request body in bytes; uploads have separate limits."""
     code_limit_bytes: int = Field(512 << 20, ge=1 << 20)
     """Maximum total bytes of the files in one code upload."""
+    file_limit_bytes: int = Field(256 << 20, ge=1 << 10)
+    """Maximum bytes of a file that is uploaded for fine-tuning. The server receives at most two
+    such files at a time, and needs twice their size in memory."""
     max_array_size: int = Field(10_000, ge=1)
     """Maximum number of jobs that one document can create with `array` or `sweep`."""
     max_schedules: int = Field(100, ge=0)

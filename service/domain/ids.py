@@ -84,6 +84,11 @@ def new_schedule_id(now: datetime) -> str:
     return new_job_id(now).replace("job-", "schedule-", 1)
 
 
+def new_file_id(now: datetime) -> str:
+    """Return `file-` followed by 26 characters, as in a job id."""
+    return new_job_id(now).replace("job-", "file-", 1)
+
+
 def is_job_id(text: str) -> bool:
     """Whether a string has the prefix of a job id."""
     return text.startswith("job-")

@@ -28,7 +28,7 @@ from ray_workers.shared.net_policy import (
     refused_host,
 )
 from ray_workers.shared.node_needs import DataPolicy
-from service.domain.errors import DataSourceForbidden
+from service.domain.errors import DataSourceForbidden, InvalidDocument
 
 LOOKUP_TIMEOUT_S = 2.0
 """Maximum time in seconds to resolve a name. A name that is not resolved in time is accepted,
@@ -120,6 +120,8 @@ def is_named(host: str, allowed: AllowedHosts) -> bool:
 
 async def _check(source: str, pointer: str, policy: DataPolicy) -> None:
     url = urlsplit(source)
+    if url.scheme == "upload" and not pointer.startswith("/data/"):
+        raise InvalidDocument("can't be an uploaded file: only data can", pointer=pointer)
     if url.scheme == "file":
         _check_path(unquote(url.path), pointer, policy)
     elif url.scheme in ("http", "https"):

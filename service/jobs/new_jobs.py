@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sqlalchemy.orm import Session
 
 from dray.functions import ENTRYPOINT
-from dray.spec import JobSpec
+from dray.spec import JobSpec, Pretrained
 from dray.views import JobState
 from service.checkpoints import base_jobs, init_from
 from service.code import entrypoints
@@ -281,6 +281,11 @@ def first_event(
     data: dict[str, Any] = {ACTOR: actor}
     if row.is_runtime_of_queue:
         message = f"{message}, whose default for max_runtime_s is {row.max_runtime_s}"
+    model = resolved.spec.model
+    if isinstance(model, Pretrained) and model.catalogue and isinstance(model.accept_licence, str):
+        licence = {"model": model.catalogue, "licence": model.accept_licence}
+        message = f"{message}; accepted the licence {model.accept_licence!r} of {model.catalogue}"
+        data["accepted"] = licence
     if resolved.explanation is not None:
         message = f"{message}; {resolved.explanation}"
         data["planned"] = row.spec["parallel"]

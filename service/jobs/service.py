@@ -19,6 +19,7 @@ from service.checkpoints import base_jobs, init_from
 from service.code import entrypoints, models
 from service.code.uploads import CodeUploads
 from service.config import node_policies
+from service.config.models_file import ModelsFile
 from service.config.settings import Settings
 from service.db.models import JobRow
 from service.db.notifications import LOOK_AGAIN_S, QUEUE, Signals, events_of
@@ -34,7 +35,16 @@ from service.domain.events import ACTOR, ANONYMOUS
 from service.domain.ids import new_job_id
 from service.domain.scheduling.rules.dependencies import Prerequisite
 from service.domain.states import BEING_STOPPED, Trigger, cancelled_by, cancelled_while_queued
-from service.jobs import arrays, base_models, data_policy, listing, new_jobs, serializers, sweeps
+from service.jobs import (
+    arrays,
+    base_models,
+    catalogue,
+    data_policy,
+    listing,
+    new_jobs,
+    serializers,
+    sweeps,
+)
 from service.jobs.deletions import Deletions, not_found
 from service.jobs.idempotency import IdempotencyKey, KeysInFlight, reserve
 from service.lifecycle import dependencies
@@ -42,6 +52,7 @@ from service.lifecycle.transitions import Ends, move
 from service.outlook.answers import Answers
 from service.planning.service import Plans, Resolved
 from service.queues import reservations
+from service.storage import data_files
 from service.storage.quota import StorageWatch, refuse_if_full
 from service.storage.storage import Storage
 from service.sweeps import submitting
@@ -102,10 +113,12 @@ class Jobs:
         signals: Signals,
         settings: Settings,
         *,
+        models_file: ModelsFile | None = None,
         clock: Callable[[], datetime] | None = None,
     ) -> None:
         self._database = database
         self._storage = storage
+        self.models = models_file or ModelsFile(None)
         self._signals = signals
         self._settings = settings
         self._clock = clock or database.clock
@@ -114,6 +127,7 @@ class Jobs:
         self._answers = Answers()
         self.storage_watch = StorageWatch(database, storage, settings)
         self.code = CodeUploads(database, storage, settings, clock=clock)
+        self.files = data_files.DataFiles(database, storage, clock=clock)
         self.deletions = Deletions(database, storage)
         self.arrays = arrays.Arrays(database, self.deletions, self._clock)
         self.sweeps = sweeps.Sweeps(database)
@@ -143,6 +157,9 @@ class Jobs:
                 exist, or is from a different model or, if it is restored completely, from a
                 different kind of training.
             QuotaExceeded: The storage is full.
+            InvalidDocument: The base of a fine-tuning job does not fit, or an uploaded file is
+                missing.
+            LicenceNotAccepted: The base's licence must be accepted.
             CodeUnfit: The job's code was not uploaded, or lacks the program.
             ArrayTooLarge, InvalidTrial, SamplerUnavailable: The array or sweep can't be created.
             DependencyNotFound, DependencyNeverSatisfied: The job must wait for a job that does not
@@ -198,7 +215,8 @@ class Jobs:
     async def prepare(self, spec: JobSpec, owner: str) -> PreparedDocument:
         """Do the checks of a submission that need no transaction."""
         new_jobs.refuse_functions(spec, self._settings)
-        policy = node_policies.data_policy(self._settings)
+        spec = catalogue.resolve(spec, self.models.current() or {})
+        policy = node_policies.data_policy(self._settings, spec)
         await data_policy.refuse_forbidden(spec, policy)
         await base_models.refuse_unfit(spec, policy)
         spec, silo_sources = new_jobs.without_sources(spec)
@@ -246,6 +264,7 @@ class Jobs:
         if prepared.unfit is not None:
             raise prepared.unfit
         new_jobs.use_code(session, spec, owner, now)
+        data_files.use(session, spec, owner)
         origin = init_from.resolve(session, spec)
         base_jobs.refuse_unfit(session, spec)
         after = dependencies.hold(session, spec)

@@ -270,7 +270,9 @@ def _spec_of(
         init_from=origin,
         older_than_init_from=older,
         code=_code_of(job.spec, code, settings),
-        data_policy=node_policies.data_policy(settings, base_jobs.files_of(session, job.spec)),
+        data_policy=node_policies.data_policy(
+            settings, job.spec, base_jobs.files_of(session, job.spec)
+        ),
         environment_policy=node_policies.environment_policy(settings, row.owner),
         start_timeout_s=settings.start_timeout_s,
         max_runtime_s=runtime_left_s(row),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -93,6 +94,13 @@ def download(
     _write_paths(paths, as_json)
 
 
+class Exported(StrEnum):
+    """Formats of a fine-tuned model."""
+
+    SAFETENSORS = "safetensors"
+    ADAPTER = "adapter"
+
+
 @app.command()
 def export(
     model: Annotated[
@@ -101,11 +109,31 @@ def export(
     path: Annotated[
         Path, typer.Argument(metavar="FILE", help="File to write, ending in .onnx or .pt2.")
     ] = Path("model.onnx"),
+    form: Annotated[
+        Exported | None,
+        typer.Option(
+            "--format",
+            help="Write the files of a fine-tuned model instead: the complete model, or its "
+            "adapter.",
+        ),
+    ] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--to", metavar="DIR", help="Folder for --format (default: a folder named MODEL)."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Export a trained model to ONNX or torch.export format. Requires dray[onnx]."""
+    """Export a trained model to ONNX or torch.export format, which requires dray[onnx]; or export
+    the files of a fine-tuned model."""
     from tempfile import TemporaryDirectory
 
+    if form is not None:
+        _write_paths(_files_of_model(model, form, to), as_json)
+        return
+    if to is not None:
+        raise typer.BadParameter("is only for --format: give the file to write", param_hint="--to")
     if Path(model).is_dir():
         written = _export(Path(model), path)
     else:
@@ -114,6 +142,30 @@ def export(
                 client.download(read_job(client, model), folder, on_progress=report)
             written = _export(Path(folder), path)
     _write_paths([written], as_json)
+
+
+def _files_of_model(model: str, form: Exported, to: Path | None) -> Sequence[Path]:
+    """Write the files of a fine-tuned model to a folder, and return their paths."""
+    from shutil import copyfile
+
+    from dray._http.exports import exported
+
+    folder = Path(model)
+    if not folder.is_dir():
+        with connect() as client, _progress() as report:
+            job_id = read_job(client, model)
+            return client.export(job_id, to or Path(job_id), form.value, on_progress=report)
+    if to is None:
+        raise typer.BadParameter("is required if MODEL is a folder", param_hint="--to")
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    chosen = exported([path.relative_to(folder).as_posix() for path in files], form.value)
+    written = []
+    for path, name in sorted(chosen.items()):
+        target = to / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        copyfile(folder / path, target)
+        written.append(target)
+    return written
 
 
 def _export(folder: Path, path: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
@@ -16,8 +17,8 @@ from pydantic import (
     model_validator,
 )
 
-from dray.spec.fields import CodeId, Document, Int, Number, PlainText, a_number
-from dray.spec.training.data import BaseUrl, CredentialsName, SourceUrl
+from dray.spec.fields import CodeId, Document, Int, Number, PlainText, Sha256, a_number
+from dray.spec.training.data import OF_A_URL, CredentialsName, SourceUrl, base_url
 
 Dropout = Annotated[Number, Field(ge=0.0, lt=1.0)]
 ContextLength = Annotated[Int, Field(ge=2, le=2**20)]
@@ -195,16 +196,52 @@ def _adapter(given: Any) -> Any:
     return {"kind": given} if isinstance(given, str) else given
 
 
+_MODEL_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+ModelName = Annotated[str, StringConstraints(pattern=_MODEL_NAME, max_length=128)]
+"""A name in the catalogue. It has neither a colon nor a slash, so that it can't be an address."""
+
+
+def _name_or_folder(base: str) -> str:
+    if re.match(_MODEL_NAME, base):
+        return base
+    if ":" not in base:
+        raise ValueError(
+            "is neither a name, which has only letters, digits and ._-, nor a URL: write a path as "
+            "file:///path"
+        )
+    return base_url(base)
+
+
+BaseAddress = Annotated[
+    PlainText,
+    StringConstraints(min_length=1, max_length=2048),
+    AfterValidator(_name_or_folder),
+    Field(json_schema_extra={"pattern": OF_A_URL}),
+]
+
+
 class Pretrained(Document):
     """A causal language model in the format of Hugging Face's transformers, to be fine-tuned."""
 
     name: Literal["pretrained"] = "pretrained"
     """Selects this model."""
-    base: BaseUrl
-    """URL of a folder with `config.json`, weights as safetensors, and a tokenizer: `file:///path`,
+    base: BaseAddress
+    """Name of a model in the server's catalogue (`dray models` lists them), which has no colon; or
+    the URL of a folder with `config.json`, weights as safetensors, and a tokenizer: `file:///path`,
     which must be readable on every node, `s3://bucket/prefix`, `https://host/path`,
     `hf://org/name@COMMIT` for a model on Hugging Face's hub, or `job://ID` for the result of
     another job that has succeeded."""
+    catalogue: ModelName | None = None
+    """Name of the base in the server's catalogue. The server sets this field, and replaces a name
+    in `base` with the model's address."""
+    accept_licence: StrictBool | PlainText = False
+    """Whether the submitter accepts the licence of a model in the catalogue: `true`, or the name of
+    the licence. The acceptance is recorded in the job's events."""
+    sha256: Sha256 | None = None
+    """Expected hash of the base's files, as in `base_sha256` of a result's `dray.json`. For a model
+    in the catalogue, the server sets this field and the next one."""
+    chat_template: Annotated[str, StringConstraints(min_length=1, max_length=65536)] | None = None
+    """Chat template in Jinja, which replaces the template of the base's tokenizer."""
     credentials: CredentialsName | None = None
     """Name of a credentials file for the base, as in `data.credentials`."""
     adapter: Annotated[
@@ -213,6 +250,11 @@ class Pretrained(Document):
     ] = None
     """Adapter to train on top of the frozen base. If unset, or `none`, all weights are trained.
     `lora` is a short form for an adapter with the defaults."""
+
+    @property
+    def is_named(self) -> bool:
+        """Whether `base` is the name of a model in the catalogue."""
+        return ":" not in self.base
 
 
 Model = Annotated[

@@ -14,7 +14,7 @@ from dray.spec.fields import ColumnName, Document, Int, Number, PlainText, Sha25
 from dray.spec.program import base_files
 
 SKLEARN_SETS: Final = ("breast_cancer", "diabetes", "digits", "iris", "wine")
-SCHEMES: Final = ("file", "http", "https", "s3", "sklearn")
+SCHEMES: Final = ("file", "http", "https", "s3", "sklearn", "upload")
 Format = Literal["images", "npz", "csv", "parquet", "text", "jsonl", "sklearn"]
 Missing = Literal["error", "drop", "mean", "median", "most_frequent", "indicator"]
 ExampleForm = Literal["messages", "completion", "text", "sharegpt", "alpaca"]
@@ -38,11 +38,14 @@ _SUFFIXES: Final[dict[str, Format]] = {
 }
 
 
-_OF_A_URL: Final = r"^[^\s\\]+$"
+_FILE_ID = "file-[0-9a-z]{26}"
+_UPLOADED = re.compile(rf"upload://({_FILE_ID})(\?validation=({_FILE_ID}))?")
+OF_A_URL: Final = r"^[^\s\\]+$"
 
 
-def _source_url(value: str) -> str:
-    if re.fullmatch(_OF_A_URL, value) is None:
+def source_url(value: str) -> str:
+    """Return the URL of a source. Raises ValueError if it can't be one."""
+    if re.fullmatch(OF_A_URL, value) is None:
         raise ValueError("must not contain a backslash or a space: write %5C and %20 instead")
     try:
         url = urlsplit(value)
@@ -58,6 +61,11 @@ def _source_url(value: str) -> str:
     if url.scheme == "file" and (url.netloc or not url.path.startswith("/")):
         raise ValueError(
             "must have an absolute path, such as file:///path, that is valid on every node"
+        )
+    if url.scheme == "upload" and _UPLOADED.fullmatch(value) is None:
+        raise ValueError(
+            "must be upload://FILE_ID with the id of an uploaded file, or "
+            "upload://FILE_ID?validation=FILE_ID"
         )
     if url.scheme in ("http", "https", "s3") and not (url.hostname and port_is_sound):
         raise ValueError("names no host" if url.scheme != "s3" else "names no bucket")
@@ -87,15 +95,23 @@ def _encoding(value: str) -> str:
     return value
 
 
+def uploaded_files(url: str) -> list[str]:
+    """Return the ids of the uploaded files that a source names: the training file and, if there is
+    one, the validation file. Empty for other sources."""
+    match = _UPLOADED.fullmatch(url)
+    return [] if match is None else [found for found in match.group(1, 3) if found]
+
+
 SourceUrl = Annotated[
     PlainText,
     StringConstraints(min_length=1, max_length=2048),
-    AfterValidator(_source_url),
-    Field(json_schema_extra={"pattern": _OF_A_URL}),
+    AfterValidator(source_url),
+    Field(json_schema_extra={"pattern": OF_A_URL}),
 ]
 
 
-def _base_url(value: str) -> str:
+def base_url(value: str) -> str:
+    """Return the URL of the folder of a base model. Raises ValueError if it can't be one."""
     if value.startswith("hf://"):
         if re.match(base_files.OF_HUB, value) is None:
             raise ValueError(
@@ -112,15 +128,9 @@ def _base_url(value: str) -> str:
             "must be the URL of a folder: file:///path, s3://bucket/prefix, https://host/path, "
             "hf://org/name@COMMIT or job://ID"
         )
-    return _source_url(value)
+    return source_url(value)
 
 
-BaseUrl = Annotated[
-    PlainText,
-    StringConstraints(min_length=1, max_length=2048),
-    AfterValidator(_base_url),
-    Field(json_schema_extra={"pattern": _OF_A_URL}),
-]
 CredentialsName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")]
 
 
@@ -161,7 +171,8 @@ class Data(Document):
     source: SourceUrl = "sklearn://digits"
     """URL of a file, or of a folder for formats that consist of many files: `file:///path`,
     `s3://bucket/key` or `https://host/path`. Data sets that are included in scikit-learn have URLs
-    such as `sklearn://digits`."""
+    such as `sklearn://digits`. `upload://FILE_ID` is a file that was uploaded to the server, and
+    `upload://FILE_ID?validation=FILE_ID` is two files, which are the splits."""
     format: Literal["images", "npz", "csv", "parquet", "text", "jsonl"] | None = None
     """Format of the source. By default, the format is derived from the file extension, or from the
     recipe if the source is a folder. images: a folder, or a zip or tar archive of one, with a
@@ -241,6 +252,8 @@ class Data(Document):
             return "sklearn"
         if self.format is not None:
             return self.format
+        if self.scheme == "upload":
+            return "jsonl"
         return _SUFFIXES.get(self._suffix)
 
     @property

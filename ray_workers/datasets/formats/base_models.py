@@ -58,6 +58,9 @@ def open_base(model: spec.Pretrained, policy: DataPolicy, max_length: int) -> Ba
             content = source.identify(size_bytes=None, sha256=None)
             if not content.is_folder:
                 raise broken(location, "is a file: give the folder of the model")
+            if model.sha256 not in (None, content.sha256):
+                found = f"has the hash {content.sha256}, but model.sha256 is {model.sha256}"
+                raise broken(location, found)
             paths = {file.name: file.path for file in source.files(content)}
             cache.sweep()
     fault = base_files.fault_of_names([*paths, *_pickles(model, policy, paths)])

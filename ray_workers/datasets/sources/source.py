@@ -290,6 +290,10 @@ def _origin(
         return LocalOrigin(url, policy, suffixes)
     if scheme == "job":
         return ResultOrigin(url, policy, suffixes)
+    if scheme == "upload":
+        from ray_workers.datasets.sources.uploads import UploadOrigin
+
+        return UploadOrigin(url, policy)
     options = load_credentials(policy.credentials_dir, credentials)
     if scheme in ("http", "https") and names:
         from ray_workers.datasets.sources.http_folder import HttpFolderOrigin

@@ -6,6 +6,7 @@ from service.db.models.cluster import *
 from service.db.models.code import *
 from service.db.models.costs import *
 from service.db.models.federation import *
+from service.db.models.fine_tuning import *
 from service.db.models.jobs import *
 from service.db.models.queues import *
 from service.db.models.reports import *

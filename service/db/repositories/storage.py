@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session, aliased
 from service.db.models import (
     ArtifactRow,
     CheckpointRow,
+    DataFileRow,
     DownloadLinkRow,
     JobRow,
     LogChunkRow,
@@ -31,13 +32,18 @@ def put_state(session: Session, row: StorageStateRow) -> None:
 
 
 def used_bytes(session: Session) -> int:
-    """Return the total bytes of checkpoints, artifacts and logs according to their rows, without
-    listing the storage.
+    """Return the total bytes of checkpoints, artifacts, logs and uploaded files according to their
+    rows, without listing the storage.
 
     The sum uses floats, because a job can report false sizes whose sum exceeds 64 bits.
     """
     total = 0
-    for size in (CheckpointRow.size_bytes, ArtifactRow.size_bytes, LogChunkRow.size_bytes):
+    for size in (
+        CheckpointRow.size_bytes,
+        ArtifactRow.size_bytes,
+        LogChunkRow.size_bytes,
+        DataFileRow.size_bytes,
+    ):
         total += int(session.scalar(select(func.sum(cast(size, Float(53))))) or 0)
     return min(total, MOST_BYTES)
 

@@ -85,6 +85,10 @@ BASES: tuple[dict[str, Any], ...] = (
         },
         "model": {
             "base": "s3://models/llama",
+            "catalogue": "llama",
+            "accept_licence": True,
+            "sha256": "0" * 64,
+            "chat_template": "{{ messages }}",
             "credentials": "lab",
             "adapter": {
                 "kind": "lora",

@@ -52,6 +52,17 @@ def test_a_base_in_a_bucket_is_fetched_once(
     assert open_base(model, cloud, 16).sha256 != found.sha256
 
 
+def test_a_base_with_another_hash_is_refused(policy: DataPolicy, tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / name).write_bytes(FILES[name])
+    sha256 = open_base(Pretrained(base=tmp_path.as_uri()), policy, 16).sha256
+    model = Pretrained(base=tmp_path.as_uri(), sha256=sha256)
+    assert open_base(model, policy, 16).sha256 == sha256
+    (tmp_path / "model.safetensors").write_bytes(b"other")
+    with pytest.raises(DataError, match=f"but model.sha256 is {sha256}"):
+        open_base(model, policy, 16)
+
+
 def test_pickled_weights_in_a_bucket_are_refused(s3: ObjectStore, cloud: DataPolicy) -> None:
     for name, content in FILES.items():
         name = name.replace("model.safetensors", "pytorch_model.bin")

@@ -36,7 +36,7 @@ def test_a_document_is_the_same_after_it_was_written() -> None:
     [
         ({"model": {}}, "/model/pretrained/base", "Field required"),
         ({"model": {"base": "sklearn://iris"}}, "/model/pretrained/base", "URL of a folder"),
-        ({"model": {"base": "llama"}}, "/model/pretrained/base", "URL of a folder"),
+        ({"model": {"base": "./llama"}}, "/model/pretrained/base", "is neither a name"),
         ({"model": {"base": "https:///c"}}, "/model/pretrained/base", "names no host"),
         ({"model": {"base": "hf://org/name"}}, "/model/pretrained/base", "with its revision"),
         ({"model": {"base": "hf://org/name@main"}}, "/model/pretrained/base", "40 hexadecimal"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from service.costs.prices_file import BadPricesFile, PricesFile, load_prices
+from service.costs.prices_file import BadPricesFile, PricesFile
 from service.domain.costs.prices import PriceRule, Prices
 
 GOOD = """
@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> Path:
 def refusal(path: Path, content: str | bytes) -> str:
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(BadPricesFile) as told:
-        load_prices(path)
+        PricesFile.load(path)
     return str(told.value)
 
 
@@ -40,9 +40,9 @@ def entry(**fields: Any) -> str:
 def test_yaml_and_json_are_read(path: Path) -> None:
     path.write_text(GOOD)
     spot = PriceRule("GPU", 0.9, {"ray.io/market-type": "spot"})
-    assert load_prices(path) == Prices("EUR", (spot, PriceRule("GPU", 2.5, {})))
+    assert PricesFile.load(path) == Prices("EUR", (spot, PriceRule("GPU", 2.5, {})))
     path.write_text('{"currency": "core hours", "prices": []}')
-    assert load_prices(path) == Prices("core hours", ())
+    assert PricesFile.load(path) == Prices("core hours", ())
 
 
 @pytest.mark.parametrize("price", ["-1", ".nan", ".inf", "-.inf", "1.0e300", "1" + "0" * 300])

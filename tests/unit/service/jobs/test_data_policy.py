@@ -215,7 +215,7 @@ async def test_the_settings_become_the_policy(
         monkeypatch.setenv(f"DRAY_DATA_{name}", value)
     monkeypatch.setenv("DRAY_S3_ENDPOINT_URL", "https://minio.internal:9000")
     result = (ResultFile("config.json", "s3://b/c", 9, "a" * 64),)
-    policy = node_policies.data_policy(Settings(home=tmp_path), result)
+    policy = node_policies.data_policy(Settings(home=tmp_path), result=result)
     plain = vars(DataPolicy.open())
     assert all(value != plain[name] for name, value in vars(policy).items()), "one host is missing"
     assert policy == DataPolicy(

@@ -1,0 +1,296 @@
+"""/openai/v1: files, fine-tuning jobs and models for OpenAI's client.
+
+Set the client's `base_url` to the server's address with `/openai/v1`, and `api_key` to your token.
+OpenAI documents this API, so dray's OpenAPI description omits it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from api.context import Actor, Caller, TheContext, TheFaults, TheJobs, TheQueries, use_cases
+from api.http.body import read_as, read_bytes
+from api.http.downloads import StoredFile, download
+from api.openai import multipart, translation
+from api.openai.requests import TuningRequest
+from api.problems import Refused
+from api.routes.jobs import TheChanges
+from dray.filters import MAX_POINTS
+from dray.input import validation
+from dray.input.names import unfit
+from dray.requests import JobChangeRequest
+from dray.views import JobState
+from service.config.models_file import CatalogueModel
+from service.domain.errors import (
+    DomainError,
+    InvalidDocument,
+    JobNotRunning,
+    JobNotWaiting,
+    ModelNotFound,
+    NotFound,
+)
+from service.jobs.service import Jobs
+from service.jobs.tuning_requests import TuningJob, TuningRequests
+from service.storage.data_files import key_of
+from service.telemetry.series_filters import MetricsFilter
+
+API = "/openai/v1"
+JOBS = f"{API}/fine_tuning/jobs"
+MAX_MODELS = 1000
+FORM_BYTES = 1 << 16
+"""Maximum bytes of a form in addition to its file."""
+
+router = APIRouter(include_in_schema=False)
+TheTuning = Annotated[
+    TuningRequests, use_cases(lambda runtime: TuningRequests(runtime.database, runtime.jobs))
+]
+Limit = Annotated[int, Query(ge=1, le=100)]
+FileLimit = Annotated[int, Query(ge=1, le=10_000)]
+After = Annotated[str | None, Query(max_length=128)]
+T = TypeVar("T")
+
+
+def _answer(body: dict[str, Any]) -> Response:
+    return JSONResponse(body, headers={"Cache-Control": "no-store"})
+
+
+def _page(items: Sequence[dict[str, Any]], limit: int) -> Response:
+    """Return a page, given up to `limit + 1` items."""
+    return _answer(translation.page(items[:limit], has_more=len(items) > limit))
+
+
+# Files
+
+
+@router.post(f"{API}/files")
+async def upload_file(
+    request: Request, context: TheContext, jobs: TheJobs, caller: Caller
+) -> Response:
+    limit_bytes = context.runtime.settings.file_limit_bytes
+    async with context.files.acquire(caller):
+        body, _kind = await read_bytes(request, limit_bytes + FORM_BYTES, [multipart.MULTIPART])
+        form = multipart.parse(body, request.headers["content-type"])
+        del body
+        if len(form.file) > limit_bytes:
+            raise Refused("body_too_large", f"the file is larger than {limit_bytes} bytes")
+        purpose = form.fields.get("purpose")
+        if purpose != translation.PURPOSE:
+            raise Refused(
+                "invalid_document",
+                f"the purpose is {purpose!r}, but only {translation.PURPOSE!r} is supported",
+                "/purpose",
+            )
+        name = form.file_name.rpartition("/")[2][-255:]
+        if unfit(name) is not None:
+            raise Refused("invalid_document", "the file's name has unprintable characters", "/file")
+        row = await jobs.files.upload(caller, name, form.file)
+    return _answer(translation.file(row))
+
+
+@router.get(f"{API}/files")
+async def list_files(
+    jobs: TheJobs,
+    caller: Caller,
+    purpose: str = translation.PURPOSE,
+    after: After = None,
+    limit: FileLimit = 10_000,
+    order: Literal["asc", "desc"] = "desc",
+) -> Response:
+    if purpose != translation.PURPOSE:
+        return _page([], limit)
+    rows = await jobs.files.page(caller, after, limit + 1, is_ascending=order == "asc")
+    return _page([translation.file(row) for row in rows], limit)
+
+
+@router.get(f"{API}/files/{{file_id}}")
+async def get_file(jobs: TheJobs, caller: Caller, file_id: str) -> Response:
+    return _answer(translation.file(await jobs.files.get(caller, file_id)))
+
+
+@router.get(f"{API}/files/{{file_id}}/content")
+async def get_content(
+    request: Request, context: TheContext, jobs: TheJobs, caller: Caller, file_id: str
+) -> Response:
+    row = await jobs.files.get(caller, file_id)
+    file = StoredFile(key_of(row.id), row.size_bytes, row.sha256, row.name)
+    return download(request, context.runtime.storage, file)
+
+
+@router.delete(f"{API}/files/{{file_id}}")
+async def delete_file(jobs: TheJobs, caller: Caller, file_id: str) -> Response:
+    await jobs.files.delete(caller, file_id)
+    return _answer({"id": file_id, "object": "file", "deleted": True})
+
+
+# Fine-tuning jobs
+
+
+@router.post(JOBS)
+async def create_job(
+    request: Request,
+    context: TheContext,
+    jobs: TheJobs,
+    tuning: TheTuning,
+    caller: Caller,
+    actor: Actor,
+) -> Response:
+    limit_bytes = context.runtime.settings.max_body_bytes
+    asked, _document = await read_as(TuningRequest, request, limit_bytes)
+    model = _model(jobs, asked.model)
+    training = await jobs.files.get(caller, asked.training_file, pointer="/training_file")
+    if asked.validation_file is not None:
+        await jobs.files.get(caller, asked.validation_file, pointer="/validation_file")
+    found = translation.job_of(asked, model, training, validates=asked.validation_file is not None)
+    try:
+        spec = validation.check(found.document)
+        made = await tuning.create(spec, found.request, found.notes, caller, actor)
+    except validation.Fault as fault:
+        pointer = fault.pointer or ""
+        raise InvalidDocument(
+            fault.detail, pointer=found.params.get(pointer, pointer), hint=fault.hint
+        ) from None
+    except DomainError as error:
+        error.pointer = found.params.get(error.pointer or "", error.pointer)
+        raise
+    return _answer(translation.tuning_job(made))
+
+
+def _model(jobs: Jobs, name: str) -> CatalogueModel:
+    catalogue = jobs.models.current() or {}
+    model = catalogue.get(name)
+    if model is None:
+        hint = f"models are {', '.join(list(catalogue)[:10])}" if catalogue else None
+        raise ModelNotFound(f"the model {name!r} does not exist", pointer="/model", hint=hint)
+    return model
+
+
+@router.get(JOBS)
+async def list_jobs(
+    request: Request, tuning: TheTuning, caller: Caller, after: After = None, limit: Limit = 20
+) -> Response:
+    wanted = {
+        name.removeprefix("metadata[").removesuffix("]"): value
+        for name, value in request.query_params.items()
+        if name.startswith("metadata[")
+    }
+    found: list[TuningJob] = []
+    while len(found) <= limit:
+        some = await tuning.page(caller, after, limit + 1)
+        found += [one for one in some if wanted.items() <= one.request["metadata"].items()]
+        if len(some) <= limit:
+            break
+        after = some[-1].job.id
+    return _page([translation.tuning_job(one) for one in found], limit)
+
+
+@router.get(f"{JOBS}/{{job_id}}")
+async def get_job(tuning: TheTuning, _: Caller, job_id: str) -> Response:
+    return _answer(translation.tuning_job(await tuning.get(job_id)))
+
+
+@router.get(f"{JOBS}/{{job_id}}/events")
+async def list_events(
+    queries: TheQueries,
+    tuning: TheTuning,
+    _: Caller,
+    job_id: str,
+    after: After = None,
+    limit: Limit = 20,
+) -> Response:
+    await tuning.get(job_id)
+    newest, _over = await queries.newest_event(job_id)
+    before = newest + 1
+    if after is not None:
+        number = translation.event_number(job_id, after)
+        if number is None:
+            raise Refused("invalid_parameter", f"{after!r} is no event of this job", "/after")
+        before = min(number, before)
+    first = max(0, before - 1 - (limit + 1))
+    events = await queries.events(job_id, after_seq=first, limit=max(1, before - 1 - first))
+    items = [translation.event(job_id, one) for one in reversed(events.items) if one.seq < before]
+    return _page(items, limit)
+
+
+@router.get(f"{JOBS}/{{job_id}}/checkpoints")
+async def list_checkpoints(
+    queries: TheQueries,
+    tuning: TheTuning,
+    _: Caller,
+    job_id: str,
+    after: After = None,
+    limit: Limit = 10,
+) -> Response:
+    found = await tuning.get(job_id)
+    checkpoints = (await queries.checkpoints(job_id)).items
+    ids = [translation.checkpoint_id(job_id, one) for one in checkpoints]
+    if after is not None:
+        if after not in ids:
+            raise Refused("invalid_parameter", f"{after!r} is no checkpoint of this job", "/after")
+        checkpoints = checkpoints[ids.index(after) + 1 :]
+    query = MetricsFilter(keys=["train/loss,val/loss"], max_points=MAX_POINTS)
+    losses = (await queries.metrics(job_id, query)).series if checkpoints else {}
+    items = [translation.checkpoint(found, one, losses) for one in checkpoints[: limit + 1]]
+    return _page(items, limit)
+
+
+@router.post(f"{JOBS}/{{job_id}}/cancel")
+async def cancel_job(jobs: TheJobs, tuning: TheTuning, actor: Actor, job_id: str) -> Response:
+    await tuning.get(job_id)
+    await jobs.cancel(job_id, actor=actor)
+    return _answer(translation.tuning_job(await tuning.get(job_id)))
+
+
+@router.post(f"{JOBS}/{{job_id}}/pause")
+async def pause_job(
+    tuning: TheTuning, changes: TheChanges, faults: TheFaults, actor: Actor, job_id: str
+) -> Response:
+    """Hold a waiting job, or make a running job save its state and then hold it."""
+    found = await tuning.get(job_id)
+    hold = JobChangeRequest(held=True)
+    try:
+        if found.job.state is JobState.QUEUED:
+            await changes.change(job_id, hold, actor=actor)
+        else:
+            await faults.preempt(job_id, held=True, actor=actor)
+    except JobNotWaiting:  # it has started meanwhile
+        await faults.preempt(job_id, held=True, actor=actor)
+    except JobNotRunning:  # it waits again
+        await changes.change(job_id, hold, actor=actor)
+    return _answer(translation.tuning_job(await tuning.get(job_id)))
+
+
+@router.post(f"{JOBS}/{{job_id}}/resume")
+async def resume_job(tuning: TheTuning, changes: TheChanges, actor: Actor, job_id: str) -> Response:
+    await tuning.get(job_id)
+    await changes.change(job_id, JobChangeRequest(held=False), actor=actor)
+    return _answer(translation.tuning_job(await tuning.get(job_id)))
+
+
+# Models
+
+
+@router.get(f"{API}/models")
+async def list_models(jobs: TheJobs, tuning: TheTuning, caller: Caller) -> Response:
+    """List the catalogue, and the models that the caller has fine-tuned through this API."""
+    bases = [translation.base_model(name) for name in jobs.models.current() or {}]
+    tuned = map(translation.tuned_model, await tuning.succeeded(caller, MAX_MODELS))
+    return _answer({"object": "list", "data": [*bases, *tuned]})
+
+
+@router.get(f"{API}/models/{{name:path}}")
+async def get_model(jobs: TheJobs, tuning: TheTuning, _: Caller, name: str) -> Response:
+    job_id = translation.job_of_model(name)
+    if job_id is None:
+        return _answer(translation.base_model(_model(jobs, name).name))
+    unknown = ModelNotFound(f"the model {name!r} does not exist", pointer="/model")
+    try:
+        found = await tuning.get(job_id)
+    except NotFound:
+        raise unknown from None
+    if found.job.state is not JobState.SUCCEEDED or translation.model_name(found) != name:
+        raise unknown
+    return _answer(translation.tuned_model(found))

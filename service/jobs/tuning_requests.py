@@ -1,0 +1,92 @@
+"""Use cases of fine-tuning jobs that are created with OpenAI's protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from dray import views
+from dray.spec import JobSpec
+from service.db.models import JobRow
+from service.db.repositories.submission import tuning_requests as repository
+from service.db.session import Database
+from service.db.types import storable
+from service.jobs import serializers
+from service.jobs.deletions import not_found
+from service.jobs.service import Jobs, NewJob, found
+from service.lifecycle.transitions import remark
+
+
+@dataclass(frozen=True)
+class TuningJob:
+    job: views.Job
+    request: dict[str, Any]
+    """The fields of the request that responses repeat."""
+
+
+class TuningRequests:
+    """The use cases."""
+
+    def __init__(self, database: Database, jobs: Jobs) -> None:
+        self._database = database
+        self._jobs = jobs
+
+    async def create(
+        self, spec: JobSpec, request: dict[str, Any], notes: Sequence[str], owner: str, actor: str
+    ) -> TuningJob:
+        """Submit a job with its request. Each note becomes an event. Raises the errors of a
+        submission."""
+
+        def store(session: Session, new: NewJob) -> JobRow:
+            row = self._jobs.store(session, new)
+            stored = found(session, row.id, lock=True)
+            repository.insert(session, row.id, owner, request)
+            for note in notes:
+                remark(
+                    session,
+                    stored,
+                    type_="openai",
+                    code="ignored_option",
+                    message=note,
+                    now=new.now,
+                )
+            return row
+
+        job, _created = await self._jobs.submit(spec, owner=owner, actor=actor, store=store)
+        return TuningJob(job, request)
+
+    async def get(self, job_id: str) -> TuningJob:
+        """Return a job with its request. Raises NotFound if the job does not exist, or was created
+        in another way."""
+
+        def work(session: Session) -> TuningJob:
+            row = found(session, job_id)
+            request = repository.get(session, row.id)
+            if request is None:
+                raise not_found(job_id)
+            return TuningJob(serializers.job(session, row), request)
+
+        return await self._database.read(work)
+
+    async def page(self, owner: str, after: str | None, limit: int) -> list[TuningJob]:
+        """Return the owner's jobs that are older than the job `after`, newest first."""
+        if after is not None and not storable(after):
+            return []
+
+        def work(session: Session) -> list[TuningJob]:
+            rows = repository.page(session, owner, after, limit)
+            return [TuningJob(serializers.job(session, row), request) for row, request in rows]
+
+        return await self._database.read(work)
+
+    async def succeeded(self, owner: str, limit: int) -> list[TuningJob]:
+        """Return the owner's jobs that have fine-tuned a model, newest first."""
+
+        def work(session: Session) -> list[TuningJob]:
+            rows = repository.succeeded(session, owner, limit)
+            return [TuningJob(serializers.job(session, row), request) for row, request in rows]
+
+        return await self._database.read(work)

@@ -1,0 +1,143 @@
+"""The catalogue of models: its file, the names in documents, and licences."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dray.spec import JobSpec
+from service.config import node_policies
+from service.config.models_file import BadModelsFile, ModelsFile
+from service.config.settings import Settings
+from service.domain.errors import InvalidDocument, LicenceNotAccepted
+from service.jobs import catalogue
+
+FREE = {"name": "free", "base": "file:///srv/models/free", "sha256": "a" * 64}
+GUARDED = {
+    "name": "guarded-8b",
+    "base": "file:///srv/my%20models/guarded",
+    "licence": "Community License",
+    "must_accept": True,
+    "chat_template": "{{ messages }}\n",
+    "credentials": "shop",
+}
+
+
+def write(path: Path, *models: Any) -> Path:
+    path.write_text(json.dumps({"models": models}))
+    return path
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> ModelsFile:
+    return ModelsFile(write(tmp_path / "models.yaml", FREE, GUARDED))
+
+
+def resolved(file: ModelsFile, **model: Any) -> Any:
+    sweep = model.pop("sweep", None)
+    document = {"recipe": "fine_tuning", "model": model, "data": {"source": "file:///d.jsonl"}}
+    if sweep is not None:
+        document["sweep"] = {"parameters": sweep, "metric": "val/loss", "sampler": "grid"}
+    spec = JobSpec.model_validate(document)
+    return catalogue.resolve(spec, file.current() or {}).model
+
+
+def test_a_name_becomes_an_address(file: ModelsFile) -> None:
+    model = resolved(file, base="free", adapter="lora")
+    assert (model.base, model.catalogue) == (FREE["base"], "free")
+    assert (model.sha256, model.accept_licence, model.adapter.rank) == ("a" * 64, False, 16)
+    other = resolved(file, base="file:///srv/models/other", catalogue="free")
+    assert (other.base, other.catalogue, other.sha256) == ("file:///srv/models/other", None, None)
+
+
+@pytest.mark.parametrize("base", ["guarded-8b", GUARDED["base"], "file:///srv/my models/guarded/"])
+def test_a_licence_is_accepted_whether_a_name_or_an_address_is_given(
+    file: ModelsFile, base: str
+) -> None:
+    base = base.replace(" ", "%20")
+    with pytest.raises(LicenceNotAccepted, match="Community License") as refused:
+        resolved(file, base=base)
+    assert refused.value.pointer == "/model/accept_licence"
+    with pytest.raises(LicenceNotAccepted, match="accepts the licence 'MIT'"):
+        resolved(file, base=base, accept_licence="MIT")
+    for accepted in (True, "Community License"):
+        model = resolved(file, base=base, accept_licence=accepted)
+        assert (model.catalogue, model.accept_licence) == ("guarded-8b", "Community License")
+        assert (model.credentials, model.chat_template) == ("shop", "{{ messages }}\n")
+
+
+def test_a_stored_document_can_be_submitted_again(file: ModelsFile) -> None:
+    model = resolved(file, base="guarded-8b", accept_licence=True)
+    assert resolved(file, **model.model_dump(mode="json")) == model
+
+
+def test_an_unknown_name_is_refused(file: ModelsFile) -> None:
+    with pytest.raises(InvalidDocument, match="not in the catalogue: free, guarded-8b") as refused:
+        resolved(file, base="guarded-8")
+    assert refused.value.hint == "did you mean 'guarded-8b'?"
+    with pytest.raises(InvalidDocument, match="this server has no catalogue"):
+        resolved(ModelsFile(None), base="free")
+
+
+@pytest.mark.parametrize(
+    ("base", "sweep"),
+    [
+        ("free", {"model.base": ["file:///a", "file:///b"]}),
+        ("file:///a", {"model.base": ["file:///a", "guarded-8b"]}),
+        ("file:///a", {"model.base": ["file:///a", GUARDED["base"]]}),
+        ("file:///a", {"model.catalogue": ["free"]}),
+    ],
+)
+def test_a_sweep_over_models_of_the_catalogue_is_refused(
+    file: ModelsFile, base: str, sweep: Any
+) -> None:
+    (name,) = sweep
+    with pytest.raises(InvalidDocument, match=f"can't vary {name}"):
+        resolved(file, base=base, sweep=sweep)
+    assert resolved(file, base="file:///a", sweep={"model.base": ["file:///a", "file:///b"]})
+
+
+def test_only_jobs_of_a_model_may_read_its_folder(file: ModelsFile, tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, tokens_file=tmp_path / "tokens")
+    document = {"recipe": "fine_tuning", "data": {"source": "file:///d.jsonl"}}
+    for base, roots in (("free", ("/srv/models/free",)), ("file:///srv/models/free2", ())):
+        spec = JobSpec.model_validate({**document, "model": {"base": base}})
+        spec = catalogue.resolve(spec, file.current() or {})
+        assert node_policies.data_policy(settings, spec).file_roots == roots
+    assert node_policies.data_policy(settings).file_roots == ()
+
+
+def test_a_change_of_the_file_takes_effect(tmp_path: Path) -> None:
+    path = write(tmp_path / "models.yaml", FREE)
+    file = ModelsFile(path)
+    write(path, FREE, GUARDED)
+    assert list(file.current() or {}) == ["free", "guarded-8b"]
+    path.write_text("models: 7")
+    assert list(file.current() or {}) == ["free", "guarded-8b"]
+    assert "models" in (file.problem or "")
+    write(path, GUARDED)
+    assert list(file.current() or {}) == ["guarded-8b"]
+
+
+@pytest.mark.parametrize(
+    ("models", "message"),
+    [
+        ([{"name": "a"}], "models/0/base"),
+        ([{"name": "a/b", "base": "file:///a"}], "models/0/name"),
+        ([{"name": "a", "base": "/srv/a"}], "file:///path"),
+        ([{"name": "a", "base": "b"}], "must be the URL of a folder"),
+        ([{**FREE, "must_accept": True}], "must name the licence"),
+        ([FREE, FREE], "models/1/name is 'free'"),
+        ([{**FREE, "defaults": {"trian": {}}}], "make no valid job document: /trian"),
+        ([{**FREE, "defaults": {"sweep": {}}}], "can't be a default"),
+        ([{**FREE, "sha256": "x"}], "models/0/sha256"),
+    ],
+)
+def test_an_invalid_file_stops_the_start(tmp_path: Path, models: Any, message: str) -> None:
+    path = write(tmp_path / "models.yaml", *models)
+    with pytest.raises(BadModelsFile, match=message) as refused:
+        ModelsFile(path)
+    assert str(refused.value).startswith(f"DRAY_MODELS_FILE {path}: ")

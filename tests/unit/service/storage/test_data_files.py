@@ -1,0 +1,243 @@
+"""Uploaded files: their lines, their owners, and what interrupted uploads leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from dray.spec import Data, JobSpec
+from ray_workers.datasets.sources.node_cache import NodeCache
+from ray_workers.datasets.sources.source import Source
+from ray_workers.shared.names import UPLOADS_FOLDER
+from ray_workers.shared.node_needs import DataPolicy
+from ray_workers.training.core.errors import DataError
+from service.db.repositories.submission import data_files as repository
+from service.db.session import Database
+from service.domain.errors import (
+    BadUpload,
+    Conflict,
+    FileNotFound,
+    InvalidDocument,
+    NotFound,
+    StorageUnavailable,
+)
+from service.jobs.tuning_requests import TuningRequests
+from service.storage import data_files
+from service.storage.data_files import DataFiles, count_examples, key_of
+from service.storage.storage import Storage
+from tests.unit.service.helpers import START, Service
+
+GOOD = b'{"text": "a"}\n\n{"text": "b"}'
+
+
+class Clock:
+    now = START
+
+    def __call__(self) -> object:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def files(database: Database, storage: Storage, clock: Clock) -> DataFiles:
+    return DataFiles(database, storage, clock=clock)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_lines_are_counted_as_a_plain_loop_counts_them(seed: int) -> None:
+    draw = random.Random(seed)
+    kinds = ['{"a": "ü"}', "", "  ", "[1]", "{", '{"a": NaN}', "7", '{"a": "\\u2028"}']
+    weights = [20, 2, 1, *[draw.choice([0, 1]) for _ in kinds[3:]]]
+    lines = draw.choices(kinds, weights, k=draw.randint(0, 12))
+    content = draw.choice(["\n", "\r\n"]).join(lines).encode()
+    bad = None
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if line.strip() and bad is None:
+            try:
+                bad = None if isinstance(json.loads(line), dict) else number
+            except ValueError:
+                bad = number
+    num = sum(bool(line.strip()) for line in content.split(b"\n"))
+    if bad is not None or not num:
+        with pytest.raises(BadUpload, match="no examples" if bad is None else rf"^line {bad} "):
+            count_examples(content)
+    else:
+        assert count_examples(content) == num
+
+
+def test_the_first_broken_line_is_named() -> None:
+    lines = [b'{"a": 1}'] * 16 + [b'{"a": 1', b"["]
+    with pytest.raises(BadUpload, match=r"^line 17 of the file is not JSON"):
+        count_examples(b"\n".join(lines))
+    with pytest.raises(BadUpload, match="line 1 of the file is not UTF-8"):
+        count_examples(b'{"a": "\xff"}')
+    assert count_examples(b'\xef\xbb\xbf{"a": 1}') == 1
+
+
+async def test_a_file_belongs_to_its_owner(files: DataFiles, storage: Storage) -> None:
+    row = await files.upload("ann", "x.jsonl", GOOD)
+    assert (await files.get("ann", row.id)).num_lines == 2
+    assert storage.read_bytes(key_of(row.id)) == GOOD
+    for owner, file_id in (("bob", row.id), ("ann", "file-none"), ("ann", "\0")):
+        with pytest.raises(FileNotFound):
+            await files.get(owner, file_id)
+        with pytest.raises(FileNotFound):
+            await files.delete(owner, file_id)
+    await files.delete("ann", row.id)
+    with pytest.raises(FileNotFound):
+        await files.get("ann", row.id)
+    with pytest.raises(FileNotFoundError):
+        storage.read_bytes(key_of(row.id))
+
+
+async def test_what_an_interrupted_upload_leaves_is_removed(
+    files: DataFiles,
+    database: Database,
+    storage: Storage,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: object) -> None:
+        raise StorageUnavailable("the disk is gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "write_bytes", fails)
+        with pytest.raises(StorageUnavailable):
+            await files.upload("ann", "x.jsonl", GOOD)
+    assert await files.page("ann", None, 10) == []
+    kept = await files.upload("ann", "y.jsonl", GOOD)
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "delete_tree", fails)
+        await files.delete("ann", kept.id)
+    later = START + timedelta(hours=2)
+    assert len(database.read_sync(lambda s: repository.left(s, later, 10))) == 2
+    clock.now = later
+    await files.upload("ann", "z.jsonl", GOOD)
+    assert database.read_sync(lambda s: repository.left(s, later + timedelta(days=1), 10)) == []
+    with pytest.raises(FileNotFoundError):
+        storage.read_bytes(key_of(kept.id))
+
+
+async def test_a_document_may_name_only_files_of_its_owner(
+    files: DataFiles, database: Database
+) -> None:
+    first, second = [(await files.upload("ann", "x.jsonl", GOOD)).id for _ in range(2)]
+    for source in (f"upload://{first}", f"upload://{first}?validation={second}"):
+        spec = tuning(source)
+        assert spec.data.known_format == "jsonl"
+        database.write_sync(lambda s, spec=spec: data_files.use(s, spec, "ann"))  # type: ignore[misc]
+        with pytest.raises(InvalidDocument, match="does not exist") as refused:
+            database.write_sync(lambda s, spec=spec: data_files.use(s, spec, "bob"))  # type: ignore[misc]
+        assert refused.value.pointer == "/data/source"
+
+
+async def test_a_file_is_kept_while_a_job_reads_it(service: Service) -> None:
+    files = service.jobs.files
+    first, second, free = [(await files.upload("ann", "x.jsonl", GOOD)).id for _ in range(3)]
+    source = f"upload://{first}?validation={second}"
+    submitted = await service.jobs.submit(tuning(source), owner="ann")
+    job_id = submitted[0].id
+    for file_id in (first, second):
+        with pytest.raises(Conflict, match=job_id):
+            await files.delete("ann", file_id)
+    await files.delete("ann", free)
+    with pytest.raises(InvalidDocument, match=f"{free}, which does not exist"):
+        await service.jobs.submit(tuning(f"upload://{free}"), owner="ann")
+    with pytest.raises(InvalidDocument, match=f"{first}, which does not exist"):
+        await service.jobs.submit(tuning(source), owner="bob")
+    await service.jobs.cancel(job_id, actor="ann")
+    await files.delete("ann", first)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_job_and_a_deletion_at_once_leave_no_job_without_its_file(
+    service: Service, seed: int
+) -> None:
+    files = service.jobs.files
+    file_id = (await files.upload("ann", "x.jsonl", GOOD)).id
+    calls = [
+        service.jobs.submit(tuning(f"upload://{file_id}"), owner="ann"),
+        files.delete("ann", file_id),
+    ]
+    order = calls if seed % 2 else calls[::-1]
+    ended = await asyncio.gather(*order, return_exceptions=True)
+    refused = [one for one in ended if isinstance(one, Exception)]
+    assert len(refused) == 1
+    assert isinstance(refused[0], Conflict | InvalidDocument)
+
+
+async def test_tuning_requests_are_listed_newest_first(service: Service) -> None:
+    tuned = TuningRequests(service.database, service.jobs)
+    ids = []
+    for number in range(5):
+        owner = "bob" if number == 2 else "ann"
+        service.advance(1)
+        made = await tuned.create(
+            tuning("file:///d.jsonl"), {"model": str(number)}, ["a note"], owner, owner
+        )
+        ids.append(made.job.id)
+    page = await tuned.page("ann", None, 2)
+    assert [one.job.id for one in page] == [ids[4], ids[3]]
+    assert [one.request["model"] for one in await tuned.page("ann", ids[3], 9)] == ["1", "0"]
+    assert await tuned.succeeded("ann", 9) == []
+    events = (await service.queries.events(ids[0])).items
+    assert [one.message for one in events if one.type == "openai"] == ["a note"]
+    plain = await service.jobs.submit(tuning("file:///d.jsonl"), owner="ann")
+    with pytest.raises(NotFound):
+        await tuned.get(plain[0].id)
+    await service.jobs.cancel(ids[4], actor="ann")
+    await service.jobs.delete(ids[4])
+    assert [one.job.id for one in await tuned.page("ann", None, 1)] == [ids[3]]
+
+
+def tuning(source: str) -> JobSpec:
+    model = {"base": "file:///m"}
+    return JobSpec.model_validate(
+        {"recipe": "fine_tuning", "model": model, "data": {"source": source}}
+    )
+
+
+@pytest.mark.parametrize("url", ["upload://x", "upload://file-1", "upload://", "upload:///etc"])
+def test_what_is_no_file_id_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="must be upload://FILE_ID"):
+        Data(source=url)
+
+
+async def test_nodes_read_uploaded_files(
+    files: DataFiles, storage: Storage, tmp_path: Path
+) -> None:
+    first = (await files.upload("ann", "x.jsonl", GOOD)).id
+    second = (await files.upload("ann", "y.jsonl", GOOD[:13])).id
+    policy = DataPolicy(
+        **{
+            **vars(DataPolicy.open(str(tmp_path / "cache"))),
+            "file_roots": (),
+            "uploads_url": f"{storage.url}/{UPLOADS_FOLDER}",
+        }
+    )
+
+    def read(url: str) -> dict[str, bytes]:
+        cache = NodeCache.of(policy)
+        source = Source(url, policy, cache, None, (".jsonl",))
+        with cache.lock(url):
+            content = source.identify(size_bytes=None, sha256=None)
+            assert content.is_folder == ("?" in url)
+            found = {file.name: file.path.read_bytes() for file in source.files(content)}
+            source.release()
+        return found
+
+    assert read(f"upload://{first}") == {"train.jsonl": GOOD}
+    both = read(f"upload://{first}?validation={second}")
+    assert both == {"train.jsonl": GOOD, "validation.jsonl": GOOD[:13]}
+    await files.delete("ann", second)
+    with pytest.raises(DataError, match="was deleted"):
+        read(f"upload://{first}?validation={second}")
