@@ -26,6 +26,9 @@ FORMS = {
 """The key that identifies each form of an example, and a name of the form."""
 HELP = "{messages: [...]}, {prompt: ..., completion: ...} or {text: ...}"
 
+PAIR_KEYS = frozenset({"chosen", "rejected", "preferred_output", "non_preferred_output"})
+"""Keys of preference pairs, including the ones of OpenAI's format."""
+
 Message = dict[str, Any]
 Span = tuple[int, int]
 
@@ -42,6 +45,12 @@ class ExampleEncoder:
 
     def encode(self, location: str, record: Mapping[str, Any]) -> Encoded:
         """Return the tokens of an example. Raises DataError."""
+        if record.keys() & PAIR_KEYS:
+            raise broken(
+                location,
+                "is a preference pair, but the method sft learns from single answers: set "
+                f"method.name to dpo or reward; an example of sft is {HELP}",
+            )
         form = next((form for form in FORMS if form in record), None)
         if form is None:
             raise broken(location, f"has the keys {listed(record)}; an example is {HELP}")

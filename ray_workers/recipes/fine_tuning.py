@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,20 @@ from torch import Tensor, nn
 from dray import spec
 from ray_workers.datasets.core.errors import printable, shortened
 from ray_workers.datasets.formats.base_models import BaseModel, open_base
-from ray_workers.datasets.formats.examples import Examples, open_examples
-from ray_workers.recipes import measures, results, splits, tuned_files
+from ray_workers.datasets.formats.examples import Encode, Examples, open_examples
+from ray_workers.recipes import (
+    measures,
+    pair_encoding,
+    preferences,
+    results,
+    splits,
+    tuned_files,
+)
 from ray_workers.recipes.chat_encoding import ExampleEncoder
 from ray_workers.recipes.export import need
 from ray_workers.recipes.models import compat_transformers, pretrained
+from ray_workers.recipes.models.paired import PreferenceModel, RewardModel
+from ray_workers.recipes.pair_encoding import PairEncoder
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError, ModelError
 from ray_workers.training.core.workload import Workload
@@ -32,6 +42,12 @@ from ray_workers.training.data.device_dataset import Rows, Samples
 PACKAGES = ("transformers", "accelerate", "jinja2")
 NUM_SHOWN = 3
 MAX_SHOWN_TOKENS = 400
+_NOT_OF_TOKENS = {
+    "sft": {"packing"},
+    "dpo": {"loss", "beta", "label_smoothing"},
+    "reward": set[str](),
+}
+"""Options of each method that don't change the tokens of examples."""
 
 
 def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None) -> Workload:
@@ -48,38 +64,83 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
         raise ModelError(str(error)) from error
     base = open_base(options, policy, method.max_length)
     with _small_files(base) as folder:
-        model = pretrained.build(base, folder, options.adapter, packs=method.packing)
         tokenizer = compat_transformers.load_tokenizer(folder, base.location)
+        model = _model(base, folder, options.adapter, method, tokenizer)
         how = _encoding(base, method)
-    encoder = ExampleEncoder(tokenizer, method)
-    examples = open_examples(document.data, policy, method, encoder.encode, how)
+    encode = _encoder(tokenizer, method)
+    examples = open_examples(document.data, policy, method, encode, how)
     if (largest := int(examples.ids.max())) >= (size := model.vocabulary_size):
         token = shortened(tokenizer.convert_ids_to_tokens(largest))
         raise DataError(
             f"the tokenizer of {base.location} has the token {token} with the id {largest:,}, but "
             f"the model has only {size:,} tokens: resize the model's embedding"
         )
+    num_each = 1 if isinstance(method, spec.Sft) else 2
+    num_lines = len(examples) // num_each
     if examples.num_training is None:
         fraction, seed = document.data.validation_fraction, document.train.seed
-        training, validation = splits.at_random(len(examples), fraction, seed)
+        training, validation = splits.at_random(num_lines, fraction, seed)
     else:
-        training, validation = np.split(np.arange(len(examples)), [examples.num_training])
-    dtypes = {name: stored.dtype for name, stored in model.stored.items()}
-    is_adapter = options.adapter is not None
+        first = examples.num_training // num_each
+        training, validation = np.split(np.arange(num_lines), [first])
     return Workload(
         model=model,
         train=_samples(examples, training, method),
         validation=_samples(examples, validation, method),
-        loss_sum=measures.token_losses,
-        validation_loss_sum=measures.token_losses,
-        metrics=measures.of_tokens,
+        **_objective(method),
         fingerprint=examples.fingerprint,
-        write_results=tuned_files.writer(document, base, model.stored, examples.fingerprint),
-        about=_about(examples, training, validation, tokenizer),
-        base=base.sha256 if is_adapter else None,
-        gathers_result=is_adapter,
-        result_dtypes=dtypes,
+        write_results=tuned_files.writer(document, base, model, examples.fingerprint),
+        about=_about(examples, training, validation, tokenizer, num_each),
+        base=base.sha256 if model.has_frozen_weights else None,
+        gathers_result=options.adapter is not None,
+        result_dtypes=model.result_dtypes,
     )
+
+
+def _model(
+    base: BaseModel,
+    folder: Path,
+    adapter: spec.Lora | None,
+    method: spec.AnyMethod,
+    tokenizer: Any,
+) -> pretrained.PretrainedModel:
+    """Create the model of a method on the meta device. folder: contains `config.json`."""
+    packs = isinstance(method, spec.Sft) and method.packing
+    is_reward = isinstance(method, spec.Reward)
+    parts = pretrained.parts_of(base, folder, adapter, packs=packs, scores=is_reward)
+    match method:
+        case spec.Sft():
+            return pretrained.PretrainedModel(*parts)
+        case spec.Dpo():
+            copy = compat_transformers.empty_model(base, folder) if adapter is None else None
+            return PreferenceModel(parts, copy)
+        case spec.Reward():
+            return RewardModel(parts, tokenizer, base.location)
+
+
+def _encoder(tokenizer: Any, method: spec.AnyMethod) -> Encode:
+    """Return the function that converts a line to tokens."""
+    if not isinstance(method, spec.Sft):
+        return PairEncoder(tokenizer, method).encode
+    encoder = ExampleEncoder(tokenizer, method)
+    return lambda location, record: [encoder.encode(location, record)]
+
+
+def _objective(method: spec.AnyMethod) -> dict[str, Any]:
+    """Return the fields of the workload with the loss and the metrics."""
+    if isinstance(method, spec.Sft):
+        return {
+            "loss_sum": measures.token_losses,
+            "validation_loss_sum": measures.token_losses,
+            "metrics": measures.of_tokens,
+        }
+    loss_sum = preferences.loss_sum(method)
+    return {
+        "loss_sum": loss_sum,
+        "validation_loss_sum": loss_sum,
+        "metrics": partial(preferences.metrics, method),
+        "step_metrics": preferences.measures(method),
+    }
 
 
 @contextmanager
@@ -93,7 +154,7 @@ def _small_files(base: BaseModel) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _encoding(base: BaseModel, method: spec.Sft) -> dict[str, Any]:
+def _encoding(base: BaseModel, method: spec.AnyMethod) -> dict[str, Any]:
     """Return everything that determines the tokens of the examples, except for the data."""
     import transformers
 
@@ -106,11 +167,13 @@ def _encoding(base: BaseModel, method: spec.Sft) -> dict[str, Any]:
     return {
         "tokenizer": digest.hexdigest(),
         "transformers": transformers.__version__,
-        **method.model_dump(mode="json", exclude={"packing"}),
+        **method.model_dump(mode="json", exclude=_NOT_OF_TOKENS[method.name]),
     }
 
 
-def _samples(examples: Examples, rows: Rows, method: spec.Sft) -> Samples:
+def _samples(examples: Examples, rows: Rows, method: spec.AnyMethod) -> Samples:
+    if not isinstance(method, spec.Sft):
+        return pair_encoding.samples(examples, rows)
     longest = method.max_length if method.packing else None
 
     def fetch(at: Rows) -> tuple[Tensor, Tensor]:
@@ -166,30 +229,37 @@ def best_fit(lengths: Sequence[int] | Rows, longest: int) -> list[list[int]]:
     return sorted(sorted(row) for row in rows)
 
 
-def _about(examples: Examples, training: Rows, validation: Rows, tokenizer: Any) -> list[str]:
+def _about(
+    examples: Examples, training: Rows, validation: Rows, tokenizer: Any, num_each: int
+) -> list[str]:
     """Return sentences for the job's log about the examples, and the first ones as the model sees
-    them."""
+    them. num_each: number of examples of each sample, which are consecutive."""
+    what = "examples" if num_each == 1 else "pairs"
+    every = (num_each * training[:, None] + np.arange(num_each)).flatten()
     lines = [
-        f"{len(training):,} training examples with {examples.lengths[training].sum():,} tokens, of "
-        f"which {examples.num_counted[training].sum():,} count in the loss; {len(validation):,} "
-        "validation examples"
+        f"{len(training):,} training {what} with {examples.lengths[every].sum():,} tokens, of "
+        f"which {examples.num_counted[every].sum():,} count in the loss; {len(validation):,} "
+        f"validation {what}"
     ]
     if examples.num_truncated:
-        lines.append(f"{examples.num_truncated:,} examples were cut to method.max_length tokens")
+        lines.append(f"{examples.num_truncated:,} {what} were cut to method.max_length tokens")
     if examples.num_dropped:
-        lines.append(f"{examples.num_dropped:,} examples were left out because of their length")
+        lines.append(f"{examples.num_dropped:,} {what} were left out because of their length")
     if examples.num_left_out:
         lines.append(f"{examples.num_left_out:,} files for testing are ignored")
-    known = examples.digests[training]
-    num_known = int(np.isin(examples.digests[validation], known).sum())
+    digests = examples.digests[::num_each]
+    num_known = int(np.isin(digests[validation], digests[training]).sum())
     if num_known:
-        lines.append(f"{num_known:,} validation examples are equal to a training example")
-    for number in training[:NUM_SHOWN]:
-        lines.append(_shown(examples, int(number), tokenizer))
+        lines.append(f"{num_known:,} validation {what} are equal to a training {what[:-1]}")
+    for number in every[: NUM_SHOWN * num_each]:
+        name = f"example {number // num_each + 1:,}"
+        if num_each > 1:
+            name += f", {pair_encoding.SIDES[number % 2]}"
+        lines.append(_shown(examples, int(number), name, tokenizer))
     return lines
 
 
-def _shown(examples: Examples, number: int, tokenizer: Any) -> str:
+def _shown(examples: Examples, number: int, name: str, tokenizer: Any) -> str:
     """Return an example as one line, with the tokens that count between « and »."""
     at = examples.tokens(number)
     ids, counts = examples.ids[at].tolist(), examples.counts[at].tolist()
@@ -201,7 +271,7 @@ def _shown(examples: Examples, number: int, tokenizer: Any) -> str:
             parts.append(f"«{text}»" if counts[start] else text)
             start = end
     rest = "" if len(ids) <= MAX_SHOWN_TOKENS else f" … and {len(ids) - MAX_SHOWN_TOKENS:,} more"
-    about = f"example {number + 1:,}: {len(ids):,} tokens, of which {sum(counts):,} count (in «»): "
+    about = f"{name}: {len(ids):,} tokens, of which {sum(counts):,} count (in «»): "
     return printable(f"{about}{''.join(parts)}{rest}")
 
 
@@ -251,18 +321,46 @@ class Writer:
         return text
 
 
-def load(folder: Path) -> Writer:
+@dataclass(frozen=True)
+class Judge:
+    """A reward model and its tokenizer."""
+
+    model: nn.Module
+    tokenizer: Any
+
+    def predict(
+        self, answered: Sequence[Mapping[str, Any]] | str, completion: str | None = None
+    ) -> float:
+        """Return the reward of a conversation that ends with an answer (a list of messages), or of
+        a prompt with its completion. Raises DataError, a ValueError, if the conversation is not
+        valid."""
+        example: dict[str, Any] = (
+            {"prompt": answered, "completion": completion}
+            if isinstance(answered, str)
+            else {"messages": list(answered)}
+        )
+        ids, _ = ExampleEncoder(self.tokenizer, spec.Sft(loss="all")).encode("the input", example)
+        device = next(self.model.parameters()).device
+        with torch.no_grad():
+            return float(self.model(torch.tensor([ids], device=device)).logits)
+
+
+def load(folder: Path) -> Writer | Judge:
     """Load the merged model from the folder of a job's artifacts. Raises ImportError if a package
     is missing, and FileNotFoundError if the result has only an adapter."""
     need("dray.load of a model of fine_tuning", "tuning", *PACKAGES)
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+    about = results.read_config(folder)
     if not (folder / "config.json").is_file():
-        base = results.read_config(folder)["model"]["base"]
+        base = about["model"]["base"]
         raise FileNotFoundError(
             f"{folder} contains only an adapter (model.adapter.merge was false): load the base, "
             f"{base}, with transformers, and {folder}/adapter with peft"
         )
-    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
     tokenizer = compat_transformers.load_tokenizer(folder, str(folder))
+    if about["spec"]["method"]["name"] == "reward":
+        judge = AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True)
+        return Judge(nn.Module.eval(judge), tokenizer)
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
     return Writer(nn.Module.eval(model), tokenizer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dray.spec.fields import wrong
+from dray.spec.training.method import Dpo
 from dray.spec.training.sync import AllReduce
 
 if TYPE_CHECKING:
@@ -28,3 +29,9 @@ def check(spec: JobSpec) -> None:
     for pointer, is_set in options.items():
         if is_set:
             raise wrong(pointer, "is not supported by the recipe fine_tuning: leave it out")
+    if isinstance(spec.method, Dpo) and spec.init_from is not None:
+        raise wrong(
+            "/init_from",
+            "is not supported by the method dpo, which compares the model with its base: set "
+            "model.base to the result of the other job",
+        )

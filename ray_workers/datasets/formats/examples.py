@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,6 +21,10 @@ EXAMPLES_VERSION = 1
 """Part of the cache key. Change this version whenever the tokens of an example change."""
 
 
+_BETWEEN = b"\xff\xff\xff\xff"
+"""Separates the examples of a line in their hash; no token has this number."""
+
+
 class Encoded(NamedTuple):
     """An example as the model sees it."""
 
@@ -29,8 +33,9 @@ class Encoded(NamedTuple):
     """Whether each token counts in the loss."""
 
 
-Encode = Callable[[str, dict[str, Any]], Encoded]
-"""A function (location, record) that raises DataError for records that are not examples."""
+Encode = Callable[[str, dict[str, Any]], Sequence[Encoded]]
+"""A function (location, record) that returns the examples of a line: two if it is a preference
+pair, otherwise one. Raises DataError for records that are not examples."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Examples:
     ends: npt.NDArray[np.int64]
     """(N,): the index after the last token of each example."""
     digests: npt.NDArray[np.int64]
-    """(N,): equal for examples with equal tokens."""
+    """(N,): equal for the examples of lines with equal tokens."""
     fingerprint: str
     num_training: int | None
     """Number of training examples, which come first; None if the files don't define a split."""
@@ -73,7 +78,11 @@ class Examples:
 
 
 def open_examples(
-    data: spec.Data, policy: DataPolicy, options: spec.Sft, encode: Encode, how: Mapping[str, Any]
+    data: spec.Data,
+    policy: DataPolicy,
+    options: spec.AnyMethod,
+    encode: Encode,
+    how: Mapping[str, Any],
 ) -> Examples:
     """Open examples in JSON lines. how: what determines the results of `encode`, as JSON data.
     Raises DataError."""
@@ -100,7 +109,7 @@ def open_examples(
 class _Builder:
     """Writes the arrays of all examples."""
 
-    def __init__(self, shop: Workshop, options: spec.Sft, encode: Encode) -> None:
+    def __init__(self, shop: Workshop, options: spec.AnyMethod, encode: Encode) -> None:
         self._options = options
         self._shop, self._encode = shop, encode
         types = {"ids": np.uint32, "counts": np.bool_, "ends": np.int64, "digests": np.int64}
@@ -144,27 +153,30 @@ class _Builder:
                 raise broken(where, fault)
         return ends.num_rows
 
-    def _add(self, location: str, example: Encoded) -> None:
-        ids, counts = example
+    def _add(self, location: str, parts: Sequence[Encoded]) -> None:
         longest = self._options.max_length
-        if len(ids) > longest:
+        length = max(len(part.ids) for part in parts)
+        kept = [Encoded(part.ids[:longest], part.counts[:longest]) for part in parts]
+        can_learn = all(any(part.counts[1:]) for part in kept)
+        if length > longest:
             if self._options.truncation == "error":
                 raise broken(
                     location,
-                    f"has {len(ids):,} tokens, more than method.max_length ({longest:,}): shorten "
+                    f"has {length:,} tokens, more than method.max_length ({longest:,}): shorten "
                     "it, increase method.max_length, or set method.truncation to keep_start",
                 )
-            ids, counts = ids[:longest], counts[:longest]
-            if self._options.truncation == "drop" or not any(counts[1:]):
+            are_equal = len(kept) > 1 and kept[0].ids == kept[1].ids
+            if self._options.truncation == "drop" or not can_learn or are_equal:
                 self.num_dropped += 1
                 return
             self.num_truncated += 1
-        if not any(counts[1:]):
+        if not can_learn:
             raise broken(location, "has no token that the model could learn to predict")
-        numbers = np.array(ids, np.uint32)
-        self._arrays["ids"].append(numbers)
-        # No token predicts the first one.
-        self._arrays["counts"].append(np.array([False, *counts[1:]]))
-        self._arrays["ends"].append(np.array([self._arrays["ids"].num_rows]))
-        digest = hashlib.blake2b(numbers.tobytes(), digest_size=8).digest()
-        self._arrays["digests"].append(np.frombuffer(digest, np.int64))
+        numbers = [np.array(part.ids, np.uint32) for part in kept]
+        digest = hashlib.blake2b(_BETWEEN.join(one.tobytes() for one in numbers), digest_size=8)
+        for ids, part in zip(numbers, kept, strict=True):
+            self._arrays["ids"].append(ids)
+            # No token predicts the first one.
+            self._arrays["counts"].append(np.array([False, *part.counts[1:]]))
+            self._arrays["ends"].append(np.array([self._arrays["ids"].num_rows]))
+            self._arrays["digests"].append(np.frombuffer(digest.digest(), np.int64))

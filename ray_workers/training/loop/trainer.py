@@ -216,7 +216,7 @@ class Trainer:
 
     def forward_backward(self, step: int, batch: Batch) -> Tensor:
         """Compute the gradient of the global batch, which is equal on all ranks; return the mean
-        loss, a scalar on the device."""
+        loss on the device, as `GradientEngine.take_loss` does."""
         strategy = self.strategy
 
         def seed_share(number: int) -> None:
@@ -275,8 +275,11 @@ class Trainer:
                 num_samples=batch.feed.num_global * num_steps,
                 lr=self._lr_at(step) if lr is None else lr,
                 data_wait_s=batch.wait_s,
-                loss=loss,
+                loss=loss if loss.ndim == 0 else loss[0],
                 grad_norm=grad_norm,
+                measured={}
+                if loss.ndim == 0
+                else dict(zip(self.strategy.gradients.metric_names, loss[1:], strict=True)),
                 more={
                     **(self.comm_metrics.of_step() if self.comm_metrics else {}),
                     **self.strategy.gradients.step_metrics(),
