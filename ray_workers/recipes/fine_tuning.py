@@ -64,8 +64,13 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
         raise ModelError(str(error)) from error
     base = open_base(options, policy, method.max_length)
     with _small_files(base) as folder:
+        parts = pretrained.parts_of(
+            *(base, folder, options.adapter),
+            packs=isinstance(method, spec.Sft) and method.packing,
+            scores=isinstance(method, spec.Reward),
+        )
         tokenizer = compat_transformers.load_tokenizer(folder, base.location)
-        model = _model(base, folder, options.adapter, method, tokenizer)
+        model = _model(parts, folder, options, method, tokenizer)
         how = _encoding(base, method)
     encode = _encoder(tokenizer, method)
     examples = open_examples(document.data, policy, method, encode, how)
@@ -98,32 +103,29 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
 
 
 def _model(
-    base: BaseModel,
+    parts: pretrained.Parts,
     folder: Path,
-    adapter: spec.Lora | None,
+    options: spec.Pretrained,
     method: spec.AnyMethod,
     tokenizer: Any,
 ) -> pretrained.PretrainedModel:
     """Create the model of a method on the meta device. folder: contains `config.json`."""
-    packs = isinstance(method, spec.Sft) and method.packing
-    is_reward = isinstance(method, spec.Reward)
-    parts = pretrained.parts_of(base, folder, adapter, packs=packs, scores=is_reward)
     match method:
         case spec.Sft():
             return pretrained.PretrainedModel(*parts)
         case spec.Dpo():
-            copy = compat_transformers.empty_model(base, folder) if adapter is None else None
+            is_own = options.adapter is None
+            copy = compat_transformers.empty_model(parts.base, folder) if is_own else None
             return PreferenceModel(parts, copy)
         case spec.Reward():
-            return RewardModel(parts, tokenizer, base.location)
+            return RewardModel(parts, tokenizer)
 
 
 def _encoder(tokenizer: Any, method: spec.AnyMethod) -> Encode:
     """Return the function that converts a line to tokens."""
-    if not isinstance(method, spec.Sft):
-        return PairEncoder(tokenizer, method).encode
-    encoder = ExampleEncoder(tokenizer, method)
-    return lambda location, record: [encoder.encode(location, record)]
+    if isinstance(method, spec.Sft):
+        return ExampleEncoder(tokenizer, method).encode
+    return PairEncoder(tokenizer, method).encode
 
 
 def _objective(method: spec.AnyMethod) -> dict[str, Any]:

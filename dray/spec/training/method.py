@@ -64,7 +64,7 @@ class Dpo(_Preferences):
     @model_validator(mode="after")
     def _smooths_only_sigmoid(self) -> Self:
         if self.label_smoothing and self.loss != "sigmoid":
-            raise wrong("/label_smoothing", "is only for the loss sigmoid")
+            raise wrong("/method/label_smoothing", "is only for the loss sigmoid")
         return self
 
 
@@ -74,6 +74,9 @@ class Reward(_Preferences):
 
     name: Literal["reward"]
     """Selects this method."""
+    truncation: Truncation = "drop"
+    """As for `dpo`, but by default, longer pairs are left out, because the end of an answer is part
+    of what is judged. TRL leaves them out, too."""
 
 
 def _written_out(given: Any) -> Any:

@@ -33,9 +33,9 @@ class Encoded(NamedTuple):
     """Whether each token counts in the loss."""
 
 
-Encode = Callable[[str, dict[str, Any]], Sequence[Encoded]]
-"""A function (location, record) that returns the examples of a line: two if it is a preference
-pair, otherwise one. Raises DataError for records that are not examples."""
+Encode = Callable[[str, dict[str, Any]], Encoded | list[Encoded]]
+"""A function (location, record) that returns the example of a line, or the two answers of a
+preference pair. Raises DataError for records that are not examples."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,8 @@ class _Builder:
         before, num_dropped = ends.num_rows, self.num_dropped
         for file in files:
             for location, record in json_lines.records(file, self._shop):
-                self._add(location, self._encode(location, record))
+                found = self._encode(location, record)
+                self._add(location, [found] if isinstance(found, Encoded) else found)
         if ends.num_rows == before and (what is not None or not before):
             if self.num_dropped == num_dropped:
                 fault = "contains no examples"

@@ -83,8 +83,8 @@ class RewardModel(_PairModel):
     the padding token.
     """
 
-    def __init__(self, parts: Parts, tokenizer: Any, location: str) -> None:
-        """location: of the base, for errors. Raises DataError if there is no padding token."""
+    def __init__(self, parts: Parts, tokenizer: Any) -> None:
+        """Raises DataError if the tokenizer has no padding token."""
         super().__init__(*parts)
         self.train()
         self.lm.get_parameter(NEW_LAYER).requires_grad_(True)
@@ -92,7 +92,8 @@ class RewardModel(_PairModel):
         padding = tokenizer.pad_token_id, self._config.pad_token_id, tokenizer.eos_token_id
         known = [token for token in padding if token is not None]
         if not known:
-            raise broken(location, "has a tokenizer with neither a padding token nor an end token")
+            fault = "has a tokenizer with neither a padding token nor an end token"
+            raise broken(parts.base.location, fault)
         self._config.pad_token_id = known[0]
 
     @property
