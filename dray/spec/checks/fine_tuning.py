@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dray.spec.fields import wrong
+from dray.spec.program.model import Pretrained
 from dray.spec.training.method import Dpo
 from dray.spec.training.sync import AllReduce
 
@@ -29,6 +30,12 @@ def check(spec: JobSpec) -> None:
     for pointer, is_set in options.items():
         if is_set:
             raise wrong(pointer, "is not supported by the recipe fine_tuning: leave it out")
+    adapter = spec.model.adapter if isinstance(spec.model, Pretrained) else None
+    if adapter is not None and adapter.base_precision not in ("fp32", train.precision):
+        raise wrong(
+            "/model/pretrained/adapter/base_precision",
+            f"is bf16, but train.precision is {train.precision}: set train.precision to bf16",
+        )
     if isinstance(spec.method, Dpo) and spec.init_from is not None:
         raise wrong(
             "/init_from",

@@ -186,6 +186,9 @@ class Lora(Document):
     rslora: StrictBool = False
     """Whether to multiply by `alpha / sqrt(rank)` instead (Kalajdzievski 2023,
     arXiv:2312.03732)."""
+    base_precision: Literal["fp32", "bf16"] = "fp32"
+    """Data type in which the ranks hold the frozen base. bf16 halves the memory for it, and
+    requires `train.precision: bf16`. The adapter is held in fp32."""
     merge: StrictBool = True
     """Whether the result also contains the merged model, in addition to the adapter."""
 

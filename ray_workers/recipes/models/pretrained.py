@@ -122,7 +122,7 @@ class PretrainedModel(nn.Module):
                 rows = files[found.file].get_slice(found.key)
                 local(parameter).copy_(_part(rows, parameter))
                 if (magnitude := self._magnitude_of(name)) is not None:
-                    _fill_lengths(magnitude, rows, is_transposed=found.is_transposed)
+                    _fill_lengths(magnitude, rows, parameter.dtype, found.is_transposed)
         self._draw_rest(seed)
 
     def _magnitude_of(self, name: str) -> Tensor | None:
@@ -188,6 +188,8 @@ def parts_of(
         return Parts(lm.train(), base, stored)
     _refuse_missing_targets(lm, adapter)
     compat_transformers.add_adapter(lm, adapter)
+    if adapter.base_precision == "bf16":
+        _hold_frozen(lm, torch.bfloat16)
     stored = {_within_adapter(name, lm): found for name, found in stored.items()}
     return Parts(lm.train(), base, stored)
 
@@ -247,14 +249,28 @@ def _ties(lm: nn.Module) -> Iterator[tuple[tuple[nn.Module, str], list[tuple[nn.
             yield first, others
 
 
-def _fill_lengths(lengths: Tensor, rows: Any, *, is_transposed: bool) -> None:
-    """Set this rank's part of the lengths of the rows of a stored weight, (outputs,)."""
+def _hold_frozen(lm: nn.Module, dtype: torch.dtype) -> None:
+    """Change the type of the frozen parameters, in place. FSDP2 accepts several types in a group,
+    if all trained parameters have the same type."""
+    changed: dict[nn.Parameter, nn.Parameter] = {}  # a shared parameter stays shared
+    for path, module in lm.named_modules():
+        for name, given in module._parameters.items():
+            if given is None or given.requires_grad or f"{path}.{name}" == NEW_LAYER:
+                continue
+            if given not in changed:
+                changed[given] = nn.Parameter(given.to(dtype), requires_grad=False)
+            module._parameters[name] = changed[given]
+
+
+def _fill_lengths(lengths: Tensor, rows: Any, dtype: torch.dtype, is_transposed: bool) -> None:
+    """Set this rank's part of the lengths of the rows of a stored weight, (outputs,). dtype: the
+    type in which the weight is held."""
     start, count = 0, len(lengths)
     if isinstance(lengths, DTensor):
         (start,), (count,) = box_of(lengths)
     at = slice(start, start + count)
     if count:
-        weight = (rows[:, at].T if is_transposed else rows[at]).to(lengths.dtype)
+        weight = (rows[:, at].T if is_transposed else rows[at]).to(dtype).to(lengths.dtype)
         local(lengths).copy_(torch.linalg.vector_norm(weight, dim=1))
 
 
