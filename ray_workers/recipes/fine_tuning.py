@@ -333,14 +333,16 @@ class Judge:
     def predict(
         self, answered: Sequence[Mapping[str, Any]] | str, completion: str | None = None
     ) -> float:
-        """Return the reward of a conversation that ends with an answer (a list of messages), or of
-        a prompt with its completion. Raises DataError, a ValueError, if the conversation is not
+        """Return the reward of a conversation that ends with an answer (a list of messages), of a
+        prompt with its completion, or of a text. Raises DataError if a conversation is not
         valid."""
-        example: dict[str, Any] = (
-            {"prompt": answered, "completion": completion}
-            if isinstance(answered, str)
-            else {"messages": list(answered)}
-        )
+        example: dict[str, Any]
+        if not isinstance(answered, str):
+            example = {"messages": list(answered)}
+        elif completion is None:
+            example = {"text": answered}
+        else:
+            example = {"prompt": answered, "completion": completion}
         ids, _ = ExampleEncoder(self.tokenizer, spec.Sft(loss="all")).encode("the input", example)
         device = next(self.model.parameters()).device
         with torch.no_grad():

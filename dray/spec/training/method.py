@@ -75,8 +75,8 @@ class Reward(_Preferences):
     name: Literal["reward"]
     """Selects this method."""
     truncation: Truncation = "drop"
-    """As for `dpo`, but by default, longer pairs are left out, because the end of an answer is part
-    of what is judged. TRL leaves them out, too."""
+    """How to handle longer answers, as for `dpo`. By default, a longer pair is left out, as in TRL,
+    because the end of an answer is part of what is judged."""
 
 
 def _written_out(given: Any) -> Any:
