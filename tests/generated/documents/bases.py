@@ -100,7 +100,11 @@ BASES: tuple[dict[str, Any], ...] = (
     {
         "recipe": "fine_tuning",
         "data": {"source": f"{WEB}/pairs.jsonl"},
-        "model": {"base": "s3://models/llama", "adapter": {"kind": "dora", "rank": 4}},
+        "model": {
+            "base": "s3://models/llama",
+            "adapter": {"kind": "dora", "rank": 4, "base_precision": "bf16"},
+        },
+        "train": {"precision": "bf16"},
         "method": {
             "name": "dpo",
             "loss": "sigmoid",
