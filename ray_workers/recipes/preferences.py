@@ -76,7 +76,8 @@ def measures(method: spec.Dpo | spec.Reward) -> Mapping[str, LossSum]:
         return rewards(outputs)[:, 1].sum()
 
     def margin(outputs: Tensor, _: Tensor) -> Tensor:
-        return rewards(outputs).diff(dim=1).sum().neg()
+        found = rewards(outputs)
+        return (found[:, 0] - found[:, 1]).sum()
 
     def accuracy(outputs: Tensor, _: Tensor) -> Tensor:
         found = rewards(outputs)

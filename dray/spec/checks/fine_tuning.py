@@ -33,7 +33,7 @@ def check(spec: JobSpec) -> None:
     adapter = spec.model.adapter if isinstance(spec.model, Pretrained) else None
     if adapter is not None and adapter.base_precision not in ("fp32", train.precision):
         raise wrong(
-            "/model/pretrained/adapter/base_precision",
+            "/model/adapter/base_precision",
             f"is bf16, but train.precision is {train.precision}: set train.precision to bf16",
         )
     if isinstance(spec.method, Dpo) and spec.init_from is not None:

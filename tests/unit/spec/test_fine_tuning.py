@@ -40,6 +40,11 @@ def test_a_document_is_the_same_after_it_was_written() -> None:
         ({"model": {"base": "https://a.b/c"}}, "/model/pretrained/base", "s3://bucket/prefix"),
         ({"model": {"name": "gpt"}}, "/model/name", "must be one of pretrained"),
         ({"model": {**BASE, "adapter": "ia3"}}, "/model/pretrained/adapter/kind", "'lora'"),
+        (
+            {"model": {**BASE, "adapter": {"kind": "dora", "base_precision": "bf16"}}},
+            "/model/adapter/base_precision",
+            "set train.precision to bf16",
+        ),
         ({"method": "kto"}, "/method", "'sft', 'dpo', 'reward'"),
         ({"method": {"max_length": 1}}, "/method/sft/max_length", "greater than or equal to 2"),
         ({"method": {"name": "dpo", "beta": 0}}, "/method/dpo/beta", "greater than 0"),

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from ray_workers.training.data.sampler import epoch_order
+from tests.fakes import pretend_gpu
 from tests.marks import soak_but
 from tests.unit.recipes import tiny_models as tiny
 from tests.unit.training.jobs import series
@@ -30,7 +31,7 @@ from tests.unit.training.loop.test_fine_tuning_runs import (
     initial_adapter,
     stored,
 )
-from tests.unit.training.ranks import replaced, run_ranks
+from tests.unit.training.ranks import frames, replaced, run_ranks
 
 BETA = 0.3
 DORA = {**LORA, "kind": "dora"}
@@ -241,6 +242,7 @@ def test_weights_and_metrics_are_those_of_a_plain_loop(
         steps = [means[name] for means in expected.steps]
         # A vector with the loss and other metrics passes through DDP and through FSDP.
         assert found == pytest.approx(steps, rel=1e-9, abs=1e-12), name
+        assert num_ranks == 1 or not series(tmp_path, f"train/{name}", rank=1)
     if adapter is None:
         tensors = {name: p.detach() for name, p in expected.model.named_parameters()}
         assert_close(load_file(artifacts(tmp_path) / "model.safetensors"), tensors, 1e-10)
@@ -249,6 +251,26 @@ def test_weights_and_metrics_are_those_of_a_plain_loop(
 
     trained = load_file(artifacts(tmp_path) / "adapter" / "adapter_model.safetensors")
     assert_close(trained, get_peft_model_state_dict(expected.model), 1e-10)
+
+
+@pytest.mark.parametrize("name", soak_but(["dpo", "reward"], short=["dpo"]))
+def test_a_device_measures_the_same(tmp_path: Path, name: str) -> None:
+    """The metrics of a step are copied from the device with its loss."""
+    method = {"dpo": DPO, "reward": REWARD}[name]
+    here, there = tmp_path / "cpu", tmp_path / "pretend"
+    told = []
+    for home, given in (
+        (here, {}),
+        (there, {"device": pretend_gpu.NAME, "before": pretend_gpu.install}),
+    ):
+        document = job(home, "llama", method, LORA, 1, dtype=torch.float32, train={"epochs": 1})
+        assert run_ranks(home, document, world_size=1, **given) == [0]
+        values = [m["values"] for m in frames(home, kind="metrics")]
+        told.append({k for one in values for k in one if not k.startswith("perf/")})
+    assert told[0] == told[1]
+    assert len([key for key in told[0] if key.startswith("train/")]) in (5, 7)
+    for key in told[0]:  # attention is computed by another function there
+        assert series(there, key) == pytest.approx(series(here, key), rel=1e-3, abs=1e-4), key
 
 
 KILLED: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
