@@ -215,8 +215,7 @@ class Trainer:
             yield batch._replace(feed=Feeding(batch.feed.num_global, shares))
 
     def forward_backward(self, step: int, batch: Batch) -> Tensor:
-        """Compute the gradient of the global batch, which is equal on all ranks; return the mean
-        loss on the device, as `GradientEngine.take_loss` does."""
+        """Compute the gradient of the global batch, equal on all ranks; return `take_loss()`."""
         strategy = self.strategy
 
         def seed_share(number: int) -> None:
@@ -264,9 +263,9 @@ class Trainer:
         num_steps: int = 1,
         lr: float | None = None,
     ) -> None:
-        """Record the metrics of the step, which are written during the next steps. num_steps:
-        number of steps since the last report, if ranks run steps concurrently. lr: the learning
-        rate that was used, if it differs from the schedule."""
+        """Record the metrics of the step, to be written during the next steps. num_steps: steps since
+        the last report, if ranks run concurrently. lr: the rate, unless it is the schedule's."""
+        loss, measured = self.strategy.gradients.divided(loss)
         has_batch_size = self.rank == 0 and self.options.batch_range is not None
         self.reporter.step_done(
             StepFigures(
@@ -275,11 +274,9 @@ class Trainer:
                 num_samples=batch.feed.num_global * num_steps,
                 lr=self._lr_at(step) if lr is None else lr,
                 data_wait_s=batch.wait_s,
-                loss=loss if loss.ndim == 0 else loss[0],
+                loss=loss,
                 grad_norm=grad_norm,
-                measured={}
-                if loss.ndim == 0
-                else dict(zip(self.strategy.gradients.metric_names, loss[1:], strict=True)),
+                measured=measured,
                 more={
                     **(self.comm_metrics.of_step() if self.comm_metrics else {}),
                     **self.strategy.gradients.step_metrics(),

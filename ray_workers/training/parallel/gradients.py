@@ -110,8 +110,7 @@ class GradientEngine:
     def __init__(self, parts: EngineParts) -> None:
         self._world_size, model = 1, parts.model
         self._objective = Objective(*parts)
-        self.metric_names = tuple(parts.metrics)
-        """Names of the additional metrics of each step."""
+        self._metric_names = tuple(parts.metrics)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._buffers = list(model.buffers())
         self._kept = [torch.empty_like(buffer) for buffer in self._buffers]
@@ -210,6 +209,13 @@ class GradientEngine:
         assert carried is not None
         self._objective.slot.grad = None
         return carried
+
+    def divided(self, carried: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """Return the loss, and the additional metrics, in a result of `take_loss`."""
+        if carried.ndim == 0:
+            return carried, {}
+        loss, *measured = carried
+        return loss, dict(zip(self._metric_names, measured, strict=True))
 
     @property
     def num_elements(self) -> int:
