@@ -263,8 +263,8 @@ class Trainer:
         num_steps: int = 1,
         lr: float | None = None,
     ) -> None:
-        """Record the metrics of the step, to be written in the next steps. num_steps: steps since the
-        last report, if ranks run concurrently. lr: the rate, unless it is the schedule's."""
+        """Record the metrics of the step, to be written in the next steps. num_steps: steps since
+        the last report, if ranks run concurrently. lr: the rate, unless the schedule has it."""
         loss, measured = self.strategy.gradients.divided(loss)
         has_batch_size = self.rank == 0 and self.options.batch_range is not None
         self.reporter.step_done(
