@@ -30,7 +30,7 @@ from dray.spec.program.script import Script
 from dray.spec.resources import Elastic, Resources, RoleResources
 from dray.spec.sweep import Parameter, SuccessiveHalving, Sweep
 from dray.spec.training.data import Data, Format, Missing
-from dray.spec.training.method import Sft
+from dray.spec.training.method import AnyMethod, Dpo, Reward, Sft
 from dray.spec.training.parallel import MAX_WORKERS, Parallel
 from dray.spec.training.sync import (
     AllReduce,
@@ -61,6 +61,7 @@ __all__ = [
     "SPEC_VERSION",
     "After",
     "AllReduce",
+    "AnyMethod",
     "Array",
     "AutoSync",
     "Checkpoint",
@@ -69,6 +70,7 @@ __all__ = [
     "Correction",
     "Data",
     "Document",
+    "Dpo",
     "EarlyStopping",
     "Elastic",
     "Ema",
@@ -99,6 +101,7 @@ __all__ = [
     "RecipeName",
     "ResNet",
     "Resources",
+    "Reward",
     "RoleResources",
     "Schedule",
     "Script",

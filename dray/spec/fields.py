@@ -86,7 +86,9 @@ QueueName = Annotated[str, StringConstraints(min_length=1, max_length=63, patter
 ReservationName = QueueName
 USER_NAME = r"[A-Za-z0-9._@-]{1,128}"
 UserName = Annotated[str, StringConstraints(pattern=f"^{USER_NAME}$")]
-MetricName = Annotated[str, StringConstraints(max_length=128, pattern=r"^val/[a-z0-9_]+$")]
+MetricName = Annotated[
+    str, StringConstraints(max_length=128, pattern=r"^val/[a-z0-9_]+(/[a-z0-9_]+)*$")
+]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 CODE_ID_PATTERN = "^code-[0-9a-f]{32}$"
 CodeId = Annotated[str, StringConstraints(pattern=CODE_ID_PATTERN)]

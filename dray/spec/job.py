@@ -32,7 +32,7 @@ from dray.spec.program.code import RemoteCode
 from dray.spec.program.environment import Environment
 from dray.spec.program.metrics import Metric
 from dray.spec.program.model import Imported, Model
-from dray.spec.program.recipes import RECIPES, RecipeName
+from dray.spec.program.recipes import METRICS_OF_METHOD, RECIPES, RecipeName
 from dray.spec.program.script import Script
 from dray.spec.resources import Elastic, Resources, RoleRanks
 from dray.spec.sweep import Sweep
@@ -75,8 +75,8 @@ class JobSpec(Document):
     model: Model | None = None
     """The model to train. Defaults to the first model of the recipe."""
     method: Method | None = None
-    """fine_tuning: how the model learns from the examples. `sft` is a short form for the method
-    with its defaults, which is also the default."""
+    """fine_tuning: how the model learns from the examples. The name of a method is a short form for
+    the method with its defaults; the default is `sft`."""
     data: Data = Data()
     train: Train = Train()
     parallel: Annotated[
@@ -192,6 +192,8 @@ class JobSpec(Document):
         """Metrics that the recipe reports after an evaluation."""
         if self.recipe is None:
             return ()
+        if self.recipe == "fine_tuning" and self.method is not None:
+            return METRICS_OF_METHOD[self.method.name]
         options = RECIPES[self.recipe]
         given = self.federated
         is_simulated = given is not None and given.http is None and given.silos is None

@@ -42,6 +42,9 @@ ALPACA = (
 )
 """The prompt of Stanford Alpaca, for tokenizers without a chat template."""
 
+PAIR_KEYS = frozenset({"chosen", "rejected", "preferred_output", "non_preferred_output"})
+"""Keys of preference pairs, including the ones of OpenAI's format."""
+
 Message = dict[str, Any]
 Span = tuple[int, int]
 
@@ -61,6 +64,12 @@ class ExampleEncoder:
     def encode(self, location: str, record: Mapping[str, Any]) -> Encoded:
         """Return the tokens of an example. Raises DataError."""
         record = {key: value for key, value in record.items() if value is not None}
+        if record.keys() & PAIR_KEYS:
+            raise broken(
+                location,
+                "is a preference pair, but the method sft learns from single answers: set "
+                "method.name to dpo or reward, or give examples of another form",
+            )
         form = self._given or _recognised(location, record)
         if self.form not in (None, form):
             raise broken(

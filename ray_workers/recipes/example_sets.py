@@ -20,6 +20,8 @@ from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.data.device_dataset import Rows
 from ray_workers.training.data.sampler import derive_seed
 
+SIDES = ("chosen", "rejected")
+"""The examples of a preference pair, in order."""
 NUM_SHOWN = 3
 MAX_SHOWN_TOKENS = 400
 """Number of tokens of an example that the log shows."""
@@ -36,33 +38,38 @@ class SourceExamples:
     form: str
     is_recognised: bool
     """Whether the form was recognised by the fields, and not given in the document."""
-    examples: Rows
-    """(N,): numbers of its examples among the examples of all sources."""
+    samples: Rows
+    """(N,): numbers of its samples among the samples of all sources."""
     repeat: float = 1.0
 
 
 @dataclass(frozen=True)
 class ExampleSets:
+    """The samples of all sources. A sample is an example, or a preference pair: two consecutive
+    examples."""
+
     examples: Examples
     """The examples of all sources."""
+    num_each: int
+    """Number of examples of a sample."""
     training: Rows
-    """Numbers of the examples of an epoch, in ascending order. An example that an epoch contains
-    twice is listed twice."""
+    """Numbers of the samples of an epoch, in ascending order. A sample that an epoch contains twice
+    is listed twice."""
     validation: Rows
     parts: Sequence[SourceExamples]
     """The sources, of which the last can contain the validation examples."""
 
     @property
     def num_known(self) -> int:
-        """Number of validation examples whose tokens are equal to a training example's tokens."""
-        digests = self.examples.digests
+        """Number of validation samples whose tokens are equal to a training sample's tokens."""
+        digests = self.examples.digests[:: self.num_each]
         return int(np.isin(digests[self.validation], digests[self.training]).sum())
 
     @property
     def first(self) -> list[int]:
-        """The numbers of the first training examples, from each source in turn."""
+        """The numbers of the first training samples, from each source in turn."""
         used = np.unique(self.training)
-        of_parts = [np.intersect1d(part.examples, used)[:NUM_SHOWN] for part in self.parts]
+        of_parts = [np.intersect1d(part.samples, used)[:NUM_SHOWN] for part in self.parts]
         rounds = itertools.zip_longest(*(part.tolist() for part in of_parts))
         return [one for each in rounds for one in each if one is not None][:NUM_SHOWN]
 
@@ -70,7 +77,7 @@ class ExampleSets:
 def open_sets(
     data: spec.Data,
     policy: DataPolicy,
-    method: spec.Sft,
+    method: spec.AnyMethod,
     encoder_of: Callable[[spec.Data], Encoder],
     how: Mapping[str, Any],
     seed: int,
@@ -80,12 +87,14 @@ def open_sets(
     sources = data.mixed if data.held_out is None else [*data.mixed, data.held_out]
     opened = [open_examples(one, policy, method, encoder_of(one), how) for one in sources]
     repeats = [1.0] if data.sources is None else [one.repeat for one in data.sources]
-    starts = np.cumsum([0, *map(len, opened)])
+    num_each = 1 if isinstance(method, spec.Sft) else 2
+    nums = [len(one) // num_each for one in opened]
+    starts = np.cumsum([0, *nums])
     parts = [
         SourceExamples(
-            location_of(one.source), found.form, one.examples is None, start + np.arange(len(found))
+            *(location_of(one.source), found.form, one.examples is None), start + np.arange(num)
         )
-        for one, found, start in zip(sources, opened, starts, strict=False)
+        for one, found, start, num in zip(sources, opened, starts, nums, strict=False)
     ]
     training, validation = _divided(data, opened, parts, seed)
     if data.sources is not None:
@@ -94,7 +103,7 @@ def open_sets(
     if data.sources is not None or data.validation is not None:
         text = json.dumps([[one.fingerprint for one in opened], repeats])
         fingerprint = hashlib.sha256(text.encode()).hexdigest()
-    return ExampleSets(joined(opened, fingerprint), training, validation, parts)
+    return ExampleSets(joined(opened, fingerprint), num_each, training, validation, parts)
 
 
 def _divided(
@@ -107,19 +116,19 @@ def _divided(
     undivided: list[Rows] = []
     for number, (examples, part) in enumerate(zip(opened, parts, strict=True)):
         is_held_out = data.validation is not None and number == len(parts) - 1
-        count = examples.num_training
+        count = examples.num_training and examples.num_training * len(part.samples) // len(examples)
         if data.validation is not None and count is not None:
             fault = "has files that are named like a split, but data.validation is set"
             raise broken(part.location, f"{fault}: leave it out, or rename the files")
         if is_held_out:
-            validation.append(part.examples)
+            validation.append(part.samples)
         elif data.validation is not None:
-            training.append(part.examples)
+            training.append(part.samples)
         elif count is None:
-            undivided.append(part.examples)
+            undivided.append(part.samples)
         else:
-            training.append(part.examples[:count])
-            validation.append(part.examples[count:])
+            training.append(part.samples[:count])
+            validation.append(part.samples[count:])
     if undivided:
         rows = np.concatenate(undivided)
         kept, held_out = splits.at_random(len(rows), data.validation_fraction, seed)
@@ -135,7 +144,7 @@ def _repeated(
     rows: list[Rows] = []
     found = [*parts]
     for number, (part, repeat) in enumerate(zip(parts, repeats, strict=False)):
-        own = np.intersect1d(part.examples, training)
+        own = np.intersect1d(part.samples, training)
         whole = int(repeat)
         generator = np.random.default_rng(derive_seed("repeat", seed, number))
         more = generator.permutation(own)[: round((repeat - whole) * len(own))]
@@ -147,7 +156,7 @@ def _repeated(
             )
         rows += [np.tile(own, whole), more]
         found[number] = SourceExamples(
-            part.location, part.form, part.is_recognised, part.examples, repeat
+            part.location, part.form, part.is_recognised, part.samples, repeat
         )
     return np.sort(np.concatenate(rows)), found
 
@@ -155,12 +164,15 @@ def _repeated(
 def report(sets: ExampleSets, tokenizer: Any) -> dict[str, Any]:
     """Return everything that is known about the examples before the first step, as JSON data."""
     examples, (training, validation) = sets.examples, (sets.training, sets.validation)
-    lengths = examples.lengths
+    lengths = examples.lengths.reshape(-1, sets.num_each).sum(axis=1)
+    num_counted = examples.num_counted.reshape(-1, sets.num_each).sum(axis=1)
+    sides: list[dict[str, str]] = [{}] if sets.num_each == 1 else [{"side": one} for one in SIDES]
     return {
+        "what": "examples" if sets.num_each == 1 else "pairs",
         "training": len(training),
         "validation": len(validation),
         "tokens": int(lengths[training].sum()),
-        "counted_tokens": int(examples.num_counted[training].sum()),
+        "counted_tokens": int(num_counted[training].sum()),
         "truncated": examples.num_truncated,
         "dropped": examples.num_dropped,
         "ignored_test_files": examples.num_left_out,
@@ -170,15 +182,23 @@ def report(sets: ExampleSets, tokenizer: Any) -> dict[str, Any]:
                 "source": part.location,
                 "form": part.form,
                 "form_is_recognised": part.is_recognised,
-                "examples": len(part.examples),
-                "training": int(np.isin(training, part.examples).sum()),
-                "validation": int(np.isin(validation, part.examples).sum()),
-                "tokens": int(lengths[training[np.isin(training, part.examples)]].sum()),
+                "examples": len(part.samples),
+                "training": int(np.isin(training, part.samples).sum()),
+                "validation": int(np.isin(validation, part.samples).sum()),
+                "tokens": int(lengths[training[np.isin(training, part.samples)]].sum()),
                 "repeat": part.repeat,
             }
             for part in sets.parts
         ],
-        "first": [shown(examples, number, tokenizer) for number in sets.first],
+        "first": [
+            {
+                "number": number + 1,
+                **side,
+                **shown(examples, sets.num_each * number + at, tokenizer),
+            }
+            for number in sets.first
+            for at, side in enumerate(sides)
+        ],
     }
 
 
@@ -195,7 +215,6 @@ def shown(examples: Examples, number: int, tokenizer: Any) -> dict[str, Any]:
         spans.append({"text": text, "counts": counted, "tokens": end - start})
         start = end
     return {
-        "number": number + 1,
         "is_truncated": bool(examples.is_cut[number]),
         "num_tokens": len(ids),
         "num_counted": sum(counts),
@@ -209,10 +228,10 @@ def shown(examples: Examples, number: int, tokenizer: Any) -> dict[str, Any]:
 
 def lines(sets: ExampleSets, found: Mapping[str, Any]) -> Iterator[str]:
     """Yield sentences for the job's log from a report."""
+    what = found["what"]
     yield (
-        f"{found['training']:,} training examples with {found['tokens']:,} tokens, of which "
-        f"{found['counted_tokens']:,} count in the loss; {found['validation']:,} validation "
-        "examples"
+        f"{found['training']:,} training {what} with {found['tokens']:,} tokens, of which "
+        f"{found['counted_tokens']:,} count in the loss; {found['validation']:,} validation {what}"
     )
     for part in found["sources"]:
         how = ", recognised by the names of its fields" if part["form_is_recognised"] else ""
@@ -224,12 +243,12 @@ def lines(sets: ExampleSets, found: Mapping[str, Any]) -> Iterator[str]:
             )
         yield printable(line)
     for name, words in (
-        ("truncated", "examples were cut to method.max_length tokens"),
-        ("dropped", "examples were left out because of their length"),
+        ("truncated", f"{what} were cut to method.max_length tokens"),
+        ("dropped", f"{what} were left out because of their length"),
         ("ignored_test_files", "files for testing are ignored"),
         (
             "validation_examples_equal_to_training",
-            "validation examples are equal to a training example",
+            f"validation {what} are equal to a training {what[:-1]}",
         ),
     ):
         if found[name]:
@@ -241,6 +260,7 @@ def lines(sets: ExampleSets, found: Mapping[str, Any]) -> Iterator[str]:
 def _line(one: Mapping[str, Any]) -> str:
     """Return an example as one line, with the tokens that count between « and »."""
     total, counted = one["num_tokens"], one["num_counted"]
+    name = ", ".join([f"example {one['number']:,}", *([one["side"]] if "side" in one else [])])
     parts = []
     left = MAX_SHOWN_TOKENS
     for span in one["spans"]:
@@ -252,7 +272,6 @@ def _line(one: Mapping[str, Any]) -> str:
     cut = ", cut to method.max_length" if one["is_truncated"] else ""
     rest = f" (of {total:,} tokens)" if left < 0 else ""
     about = (
-        f"example {one['number']:,}: {total:,} tokens{cut}, of which {counted:,} count in the loss "
-        "(marked with «»): "
+        f"{name}: {total:,} tokens{cut}, of which {counted:,} count in the loss (marked with «»): "
     )
     return printable(f"{about}{''.join(parts)}{rest}")

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,33 @@ from dray import spec
 from dray.spec.program import base_files
 from ray_workers.datasets.core.errors import shortened
 from ray_workers.datasets.formats.base_models import BaseModel, open_base
-from ray_workers.datasets.formats.examples import Examples
-from ray_workers.recipes import example_sets, measures, results, sample_prompts, tuned_files
+from ray_workers.datasets.formats.examples import Encoder, Examples
+from ray_workers.recipes import (
+    example_sets,
+    measures,
+    pair_encoding,
+    preferences,
+    results,
+    sample_prompts,
+    tuned_files,
+)
 from ray_workers.recipes.chat_encoding import ExampleEncoder
 from ray_workers.recipes.export import need
 from ray_workers.recipes.models import compat_transformers, pretrained
+from ray_workers.recipes.models.paired import PreferenceModel, RewardModel
+from ray_workers.recipes.pair_encoding import PairEncoder
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError, ModelError
 from ray_workers.training.core.workload import Workload
 from ray_workers.training.data.device_dataset import Rows, Samples
 
 PACKAGES = ("transformers", "accelerate", "jinja2")
+_NOT_OF_TOKENS = {
+    "sft": {"packing"},
+    "dpo": {"loss", "beta", "label_smoothing"},
+    "reward": set[str](),
+}
+"""Options of each method that don't change the tokens of examples."""
 
 
 def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None) -> Workload:
@@ -47,17 +64,22 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
         raise ModelError(str(error)) from error
     base = open_base(options, policy, method.max_length)
     with _small_files(base) as folder:
-        model = pretrained.build(base, folder, options.adapter, packs=method.packing)
+        parts = pretrained.parts_of(
+            *(base, folder, options.adapter),
+            packs=isinstance(method, spec.Sft) and method.packing,
+            scores=isinstance(method, spec.Reward),
+        )
         tokenizer = compat_transformers.load_tokenizer(folder, base.location)
         if options.chat_template is not None:
             tokenizer.chat_template = options.chat_template
+        model = _model(parts, folder, options, method, tokenizer)
         how = {**_encoding(base, method), "chat_template": options.chat_template}
         prompts = sample_prompts.prompts_of(document.samples, tokenizer, folder, method.max_length)
     sets = example_sets.open_sets(
         document.data,
         policy,
         method,
-        lambda one: ExampleEncoder(tokenizer, method, one.examples),
+        lambda one: _encoder(tokenizer, method, one),
         how,
         document.train.seed,
     )
@@ -68,25 +90,63 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
             f"the tokenizer of {base.location} has the token {token} with the id {largest:,}, but "
             f"the model has only {size:,} tokens: resize the model's embedding"
         )
-    dtypes = {name: stored.dtype for name, stored in model.stored.items()}
-    is_adapter = options.adapter is not None
     report = example_sets.report(sets, tokenizer)
     return Workload(
         model=model,
         train=_samples(examples, sets.training, method),
         validation=_samples(examples, sets.validation, method),
-        loss_sum=measures.token_losses,
-        validation_loss_sum=measures.token_losses,
-        metrics=measures.of_tokens,
+        **_objective(method),
         fingerprint=examples.fingerprint,
-        write_results=tuned_files.writer(document, base, model.stored, examples.fingerprint),
+        write_results=tuned_files.writer(document, base, model, examples.fingerprint),
         about=[*example_sets.lines(sets, report)],
         files={"examples.json": report},
-        base=base.sha256 if is_adapter else None,
-        gathers_result=is_adapter,
-        result_dtypes=dtypes,
+        base=base.sha256 if model.has_frozen_weights else None,
+        gathers_result=options.adapter is not None,
+        result_dtypes=model.result_dtypes,
         prompts=prompts,
     )
+
+
+def _model(
+    parts: pretrained.Parts,
+    folder: Path,
+    options: spec.Pretrained,
+    method: spec.AnyMethod,
+    tokenizer: Any,
+) -> pretrained.PretrainedModel:
+    """Create the model of a method on the meta device. folder: contains `config.json`."""
+    match method:
+        case spec.Sft():
+            return pretrained.PretrainedModel(*parts)
+        case spec.Dpo():
+            is_own = options.adapter is None
+            copy = compat_transformers.empty_model(parts.base, folder) if is_own else None
+            return PreferenceModel(parts, copy)
+        case spec.Reward():
+            return RewardModel(parts, tokenizer)
+
+
+def _encoder(tokenizer: Any, method: spec.AnyMethod, data: spec.Data) -> Encoder:
+    if isinstance(method, spec.Sft):
+        return ExampleEncoder(tokenizer, method, data.examples)
+    return PairEncoder(tokenizer, method)
+
+
+def _objective(method: spec.AnyMethod) -> dict[str, Any]:
+    """Return the fields of the workload with the loss and the metrics."""
+    if isinstance(method, spec.Sft):
+        return {
+            "loss_sum": measures.token_losses,
+            "validation_loss_sum": measures.token_losses,
+            "metrics": measures.of_tokens,
+        }
+    loss_sum = preferences.loss_sum(method)
+    return {
+        "loss_sum": loss_sum,
+        "validation_loss_sum": loss_sum,
+        "metrics": partial(preferences.metrics, method),
+        "step_metrics": preferences.measures(method),
+    }
 
 
 @contextmanager
@@ -100,7 +160,7 @@ def _small_files(base: BaseModel) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _encoding(base: BaseModel, method: spec.Sft) -> dict[str, Any]:
+def _encoding(base: BaseModel, method: spec.AnyMethod) -> dict[str, Any]:
     """Return everything that determines the tokens of the examples, except for the data."""
     import transformers
 
@@ -113,11 +173,13 @@ def _encoding(base: BaseModel, method: spec.Sft) -> dict[str, Any]:
     return {
         "tokenizer": digest.hexdigest(),
         "transformers": transformers.__version__,
-        **method.model_dump(mode="json", exclude={"packing"}),
+        **method.model_dump(mode="json", exclude=_NOT_OF_TOKENS[method.name]),
     }
 
 
-def _samples(examples: Examples, rows: Rows, method: spec.Sft) -> Samples:
+def _samples(examples: Examples, rows: Rows, method: spec.AnyMethod) -> Samples:
+    if not isinstance(method, spec.Sft):
+        return pair_encoding.samples(examples, rows)
     longest = method.max_length if method.packing else None
 
     def fetch(at: Rows) -> tuple[Tensor, Tensor]:
@@ -219,18 +281,48 @@ class Writer:
         return text
 
 
-def load(folder: Path) -> Writer:
+@dataclass(frozen=True)
+class Judge:
+    """A reward model and its tokenizer."""
+
+    model: nn.Module
+    tokenizer: Any
+
+    def predict(
+        self, answered: Sequence[Mapping[str, Any]] | str, completion: str | None = None
+    ) -> float:
+        """Return the reward of a conversation that ends with an answer (a list of messages), of a
+        prompt with its completion, or of a text. Raises DataError if a conversation is not
+        valid."""
+        example: dict[str, Any]
+        if not isinstance(answered, str):
+            example = {"messages": list(answered)}
+        elif completion is None:
+            example = {"text": answered}
+        else:
+            example = {"prompt": answered, "completion": completion}
+        ids, _ = ExampleEncoder(self.tokenizer, spec.Sft(loss="all")).encode("the input", example)
+        device = next(self.model.parameters()).device
+        with torch.no_grad():
+            return float(self.model(torch.tensor([ids], device=device)).logits)
+
+
+def load(folder: Path) -> Writer | Judge:
     """Load the merged model from the folder of a job's artifacts. Raises ImportError if a package
     is missing, and FileNotFoundError if the result has only an adapter."""
     need("dray.load of a model of fine_tuning", "tuning", *PACKAGES)
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+    about = results.read_config(folder)
     if not (folder / "config.json").is_file():
-        base = results.read_config(folder)["model"]["base"]
+        base = about["model"]["base"]
         raise FileNotFoundError(
             f"{folder} contains only an adapter (model.adapter.merge was false): load the base, "
             f"{base}, with transformers, and {folder}/adapter with peft"
         )
-    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
     tokenizer = compat_transformers.load_tokenizer(folder, str(folder))
+    if about["spec"]["method"]["name"] == "reward":
+        judge = AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True)
+        return Judge(nn.Module.eval(judge), tokenizer)
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
     return Writer(nn.Module.eval(model), tokenizer)

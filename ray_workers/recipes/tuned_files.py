@@ -22,8 +22,16 @@ from dray.spec.program import base_files
 from ray_workers.datasets.formats.base_models import BaseModel
 from ray_workers.recipes import results
 from ray_workers.recipes.models import compat_transformers
-from ray_workers.recipes.models.pretrained import Stored, merged, scaling, targets_of
-from ray_workers.training.core.workload import Trained, WriteResults
+from ray_workers.recipes.models.compat_transformers import SCORES
+from ray_workers.recipes.models.pretrained import (
+    MAGNITUDE,
+    PretrainedModel,
+    Stored,
+    merged,
+    scaling,
+    targets_of,
+)
+from ray_workers.training.core.workload import StoredWeights, Trained, WriteResults
 
 ADAPTER = "adapter"
 _OF_TOKENIZER = ("tokenizer", "special_tokens", "added_tokens", "vocab", "merges", "chat_template")
@@ -35,9 +43,11 @@ def is_of_tokenizer(name: str) -> bool:
 
 
 def writer(
-    document: spec.JobSpec, base: BaseModel, stored: Mapping[str, Stored], data: str
+    document: spec.JobSpec, base: BaseModel, model: PretrainedModel, data: str
 ) -> WriteResults:
-    """Return a function that writes the result. data: hash of the examples."""
+    """Return a function that writes the result of training the model. data: hash of the
+    examples."""
+    stored, dtypes, config = model.stored, model.result_dtypes, model.result_config
     options = document.model
     assert isinstance(options, spec.Pretrained)
     adapter = options.adapter
@@ -49,8 +59,9 @@ def writer(
                 shutil.copyfile(path, folder / name)
         if options.chat_template is not None:
             (folder / "chat_template.jinja").write_text(options.chat_template)
+        if whole and config is not None:
+            (folder / base_files.CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         if adapter is None:
-            dtypes = {name: one.dtype for name, one in stored.items()}
             results.write_weights(trained, folder, dtypes)
         else:
             state = trained.state_dict() if isinstance(trained, nn.Module) else trained
@@ -58,7 +69,8 @@ def writer(
             tensors = {name: tensor.cpu().contiguous() for name, tensor in state.items()}
             _write_adapter(adapter, options.base, tensors, folder / ADAPTER)
             if adapter.merge:
-                _write_merged(adapter, base, stored, tensors, folder)
+                new = {name: tensors[name].to(dtypes[name]) for name in tensors.keys() & {SCORES}}
+                _write_merged(adapter, base, stored, tensors, new, folder)
         hashes = {"base_sha256": base.sha256, "data_sha256": data}
         results.write_about(document, hashes, metrics, step, folder, results.DRAY_CONFIG)
         (folder / "README.md").write_text(_card(document, options, base, data, metrics, step))
@@ -70,16 +82,20 @@ def _write_adapter(
     adapter: spec.Lora, base: str, tensors: Mapping[str, Tensor], folder: Path
 ) -> None:
     folder.mkdir()
-    named = {
-        f"base_model.model.{name.replace('.default.', '.')}": tensor
-        for name, tensor in tensors.items()
-    }
+    named = {f"base_model.model.{_in_peft(name)}": tensor for name, tensor in tensors.items()}
     save_file(named, folder / "adapter_model.safetensors", results.METADATA)
-    config = compat_transformers.lora_config(adapter, _as_path(base))
+    config = compat_transformers.lora_config(adapter, _as_path(base), scores=SCORES in tensors)
     config.inference_mode = True
     if adapter.target_modules == "all-linear":
         config.target_modules = {name.rpartition(".")[2] for name in targets_of([*tensors])}
     config.save_pretrained(folder)
+
+
+def _in_peft(name: str) -> str:
+    """Return the name in peft's file of a tensor of the adapter."""
+    if name.endswith(MAGNITUDE):
+        return name.removesuffix(".default.weight")
+    return name.replace(".default.", ".")
 
 
 def _as_path(url: str) -> str:
@@ -94,9 +110,14 @@ def _write_merged(
     base: BaseModel,
     stored: Mapping[str, Stored],
     tensors: Mapping[str, Tensor],
+    new: Mapping[str, Tensor],
     folder: Path,
 ) -> None:
-    """Write the base's files of weights, with the adapter's products added to their targets."""
+    """Write the base's files of weights, with the adapter's products added to their targets. new:
+    tensors that the base does not have, which replace its output layer."""
+    known = {one.key for one in stored.values()}
+    file_of: dict[str, str] = {}
+    num_bytes = 0
     layers = {name: stored[f"{name}.base_layer.weight"] for name in targets_of([*tensors])}
     targets = {layer.key: name for name, layer in layers.items()}
     for file in base.weight_files:
@@ -109,11 +130,21 @@ def _write_merged(
                 down,
                 up,
                 scaling(adapter),
+                lengths=tensors.get(f"{targets[key]}{MAGNITUDE}"),
                 is_transposed=layers[targets[key]].is_transposed,
             )
+        if new:
+            weights = {key: one for key, one in weights.items() if key in known}
+            weights |= new if file == base.weight_files[-1] else {}
+            file_of |= dict.fromkeys(weights, file)
+            num_bytes += sum(one.nbytes for one in weights.values())
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         save_file(weights, folder / file, results.METADATA)
-    if base.weight_files != [base_files.SINGLE]:
+    if base.weight_files == [base_files.SINGLE]:
+        return
+    if new:
+        results.write_index(StoredWeights(file_of, num_bytes), folder)
+    else:
         shutil.copyfile(base.paths[base_files.INDEX], folder / base_files.INDEX)
 
 
@@ -130,6 +161,12 @@ def _card(
     written = json.dumps(document.without_defaults(), indent=1)
     sources = ", ".join(f"`{one.source.split('?', 1)[0]}`" for one in document.data.mixed)
     kind, adapter = "all weights", options.adapter
+    assert document.method is not None
+    what = {
+        "sft": "language model",
+        "dpo": "language model, by direct preference optimization (DPO),",
+        "reward": "reward model",
+    }[document.method.name]
     if adapter is not None:
         kind = f"an adapter ({adapter.kind} of rank {adapter.rank})"
     return f"""---
@@ -139,7 +176,7 @@ base_model: {json.dumps(base_files.public_name(options.base))}
 
 # {document.name}
 
-A language model that was fine-tuned by dray: {kind}, {step:,} steps.
+A {what} that was fine-tuned by dray: {kind}, {step:,} steps.
 
 | | |
 |---|---|

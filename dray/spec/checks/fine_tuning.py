@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dray.spec.fields import wrong
+from dray.spec.program.model import Pretrained
+from dray.spec.training.method import Dpo
 from dray.spec.training.sync import AllReduce
 
 if TYPE_CHECKING:
     from dray.spec.job import JobSpec
 
 
-GENERATING: frozenset[str] = frozenset({"sft", "dpo"})
+GENERATING: frozenset[str] = frozenset({"sft"})
 """The methods whose models generate text."""
 
 
@@ -44,3 +46,15 @@ def check(spec: JobSpec) -> None:
                 f"must be less than method.max_length, which is {longest:,}: the prompt also needs "
                 "space",
             )
+    adapter = spec.model.adapter if isinstance(spec.model, Pretrained) else None
+    if adapter is not None and adapter.base_precision not in ("fp32", train.precision):
+        raise wrong(
+            "/model/adapter/base_precision",
+            f"is bf16, but train.precision is {train.precision}: set train.precision to bf16",
+        )
+    if isinstance(spec.method, Dpo) and spec.init_from is not None:
+        raise wrong(
+            "/init_from",
+            "is not supported by the method dpo, which compares the model with its base: set "
+            "model.base to the result of the other job",
+        )

@@ -169,8 +169,9 @@ class Lora(Document):
     """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685): the base's weights stay frozen, and the
     product of two small matrices is added to each target. The names are the ones of peft."""
 
-    kind: Literal["lora"] = "lora"
-    """Selects this kind of adapter."""
+    kind: Literal["lora", "dora"] = "lora"
+    """dora: the length of each row of the sum is trained too (Liu et al. 2024, arXiv:2402.09353;
+    `use_dora` in peft)."""
     rank: Annotated[Int, Field(ge=1, le=4096)] = 16
     """Number of columns of the first matrix and of rows of the second (`r` in peft)."""
     alpha: Annotated[Number, Field(gt=0.0, le=65536.0)] = 32.0
@@ -185,12 +186,15 @@ class Lora(Document):
     rslora: StrictBool = False
     """Whether to multiply by `alpha / sqrt(rank)` instead (Kalajdzievski 2023,
     arXiv:2312.03732)."""
+    base_precision: Literal["fp32", "bf16"] = "fp32"
+    """Data type in which the ranks hold the frozen base. bf16 halves the memory for it, and
+    requires `train.precision: bf16`. The adapter is held in fp32."""
     merge: StrictBool = True
     """Whether the result also contains the merged model, in addition to the adapter."""
 
 
 def _adapter(given: Any) -> Any:
-    """Expand the short forms `lora` and `none`."""
+    """Expand the short forms `lora`, `dora` and `none`."""
     if given == "none":
         return None
     return {"kind": given} if isinstance(given, str) else given
@@ -246,10 +250,12 @@ class Pretrained(Document):
     """Name of a credentials file for the base, as in `data.credentials`."""
     adapter: Annotated[
         Lora | None,
-        BeforeValidator(_adapter, json_schema_input_type=Lora | Literal["lora", "none"] | None),
+        BeforeValidator(
+            _adapter, json_schema_input_type=Lora | Literal["lora", "dora", "none"] | None
+        ),
     ] = None
     """Adapter to train on top of the frozen base. If unset, or `none`, all weights are trained.
-    `lora` is a short form for an adapter with the defaults."""
+    `lora` and `dora` are short forms for an adapter with the defaults."""
 
     @property
     def is_named(self) -> bool:

@@ -22,7 +22,14 @@ RecipeName = Literal[
 ]
 
 MINIMISED: Final = frozenset(
-    {"val/loss", "val/mae", "val/mse", "val/perplexity", "val/worst_tenth_loss"}
+    {
+        "val/loss",
+        "val/mae",
+        "val/mse",
+        "val/perplexity",
+        "val/rewards/rejected",
+        "val/worst_tenth_loss",
+    }
 )
 """Metrics for which lower values are better."""
 
@@ -175,6 +182,20 @@ class Options:
             )
 
 
+METRICS_OF_METHOD: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "sft": ("val/loss", "val/perplexity", "val/accuracy"),
+        "dpo": (
+            "val/loss",
+            "val/rewards/chosen",
+            "val/rewards/rejected",
+            "val/rewards/margins",
+            "val/rewards/accuracies",
+        ),
+        "reward": ("val/loss", "val/accuracy", "val/margin"),
+    }
+)
+"""Metrics of each method of fine-tuning, with the names of TRL."""
 _SAMPLES_METRICS = ("val/loss", "val/accuracy", "val/f1", "val/auroc")
 _TABLES: tuple[Format, ...] = ("csv", "parquet", "npz")
 
@@ -226,7 +247,7 @@ RECIPES: Final[Mapping[str, Options]] = MappingProxyType(
             formats=("jsonl", "parquet", "csv"),
             folder_format="jsonl",
             sklearn_sets=(),
-            metrics=("val/loss", "val/perplexity", "val/accuracy"),
+            metrics=METRICS_OF_METHOD["sft"],
             classifies=False,
             reads_examples=True,
         ),

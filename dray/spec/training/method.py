@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, StrictBool
+from pydantic import BeforeValidator, Field, StrictBool, model_validator
 
-from dray.spec.fields import Document, Int
+from dray.spec.fields import Document, Int, Number, wrong
+
+MaxLength = Annotated[Int, Field(ge=2, le=2**20)]
+Truncation = Literal["keep_start", "drop", "error"]
 
 
 class Sft(Document):
@@ -18,9 +22,9 @@ class Sft(Document):
     loss: Literal["answers", "all"] = "answers"
     """Tokens that count in the loss. answers: the messages of the assistant, or the completions.
     all: every token. In plain texts, every token counts."""
-    max_length: Annotated[Int, Field(ge=2, le=2**20)] = 1024
+    max_length: MaxLength = 1024
     """Maximum number of tokens of an example, including the tokens of the chat template."""
-    truncation: Literal["keep_start", "drop", "error"] = "keep_start"
+    truncation: Truncation = "keep_start"
     """How to handle longer examples. keep_start: the first `max_length` tokens are used; an example
     of which no counted token remains is left out. drop: the example is left out. error: the job
     fails with an error that names the line."""
@@ -30,9 +34,62 @@ class Sft(Document):
     same except for rounding."""
 
 
+class _Preferences(Document):
+    """Options of the methods that learn from pairs of a chosen and a rejected answer. The loss of a
+    step is the mean over the pairs of its whole global batch."""
+
+    max_length: MaxLength = 1024
+    """Maximum number of tokens of each of the two answers together with the prompt."""
+    truncation: Truncation = "keep_start"
+    """How to handle longer ones. keep_start: the first `max_length` tokens are used; a pair is left
+    out if no token of one of its answers remains, or if its answers become equal. drop: the pair is
+    left out. error: the job fails with an error that names the line."""
+
+
+class Dpo(_Preferences):
+    """Direct preference optimization (Rafailov et al. 2023, arXiv:2305.18290): compared with the
+    base, the model learns to prefer the chosen answers to the rejected ones."""
+
+    name: Literal["dpo"]
+    """Selects this method."""
+    loss: Literal["sigmoid", "ipo"] = "sigmoid"
+    """sigmoid: the loss of the paper. ipo: the loss of Azar et al. 2023 (arXiv:2310.12036), of the
+    mean instead of the sum over the tokens of each answer, as in TRL."""
+    beta: Annotated[Number, Field(gt=0.0, le=1000.0)] = 0.1
+    """How closely the model stays to the base: larger values keep it closer. For `ipo`, it is the
+    paper's tau."""
+    label_smoothing: Annotated[Number, Field(ge=0.0, lt=0.5)] = 0.0
+    """sigmoid: assumed share of pairs whose answers are interchanged (conservative DPO)."""
+
+    @model_validator(mode="after")
+    def _smooths_only_sigmoid(self) -> Self:
+        if self.label_smoothing and self.loss != "sigmoid":
+            raise wrong("/method/label_smoothing", "is only for the loss sigmoid")
+        return self
+
+
+class Reward(_Preferences):
+    """A model with one output, the reward, which learns to give chosen answers a higher reward than
+    rejected ones (Bradley-Terry; Ouyang et al. 2022, arXiv:2203.02155)."""
+
+    name: Literal["reward"]
+    """Selects this method."""
+    truncation: Truncation = "drop"
+    """How to handle longer answers, as for `dpo`. By default, a longer pair is left out, as in TRL,
+    because the end of an answer is part of what is judged."""
+
+
 def _written_out(given: Any) -> Any:
-    """Expand the short form, which is just the name of a method."""
-    return {"name": given} if isinstance(given, str) else given
+    """Expand the short form, which is just the name of a method, and add the default name."""
+    if isinstance(given, str):
+        return {"name": given}
+    return {"name": "sft", **given} if isinstance(given, Mapping) else given
 
 
-Method = Annotated[Sft, BeforeValidator(_written_out, json_schema_input_type=Sft | Literal["sft"])]
+AnyMethod = Sft | Dpo | Reward
+Method = Annotated[
+    Annotated[AnyMethod, Field(discriminator="name")],
+    BeforeValidator(
+        _written_out, json_schema_input_type=AnyMethod | Literal["sft", "dpo", "reward"]
+    ),
+]

@@ -23,6 +23,8 @@ EXAMPLES_VERSION = 2
 
 ARRAYS = ("ends", "digests", "num_counted", "is_cut")
 """Names of the arrays with an entry for each example."""
+_BETWEEN = b"\xff\xff\xff\xff"
+"""Separates the examples of a record in their hash; no token has this number."""
 
 
 class Encoded(NamedTuple):
@@ -40,8 +42,9 @@ class Encoder(Protocol):
     def form(self) -> str | None:
         """Form of the records so far; None if there were none."""
 
-    def encode(self, location: str, record: Mapping[str, Any]) -> Encoded:
-        """Return the tokens of a record. Raises DataError for a record that is not an example."""
+    def encode(self, location: str, record: Mapping[str, Any]) -> Encoded | list[Encoded]:
+        """Return the tokens of a record, or of the two answers of a preference pair. Raises
+        DataError for a record that is not an example."""
 
 
 class TokenArray:
@@ -70,7 +73,7 @@ class Examples:
     ends: npt.NDArray[np.int64]
     """(N,): the index after the last token of each example."""
     digests: npt.NDArray[np.int64]
-    """(N,): equal for examples with equal tokens."""
+    """(N,): equal for the examples of records with equal tokens."""
     num_counted: npt.NDArray[np.int64]
     """(N,): the number of tokens of each example that count."""
     is_cut: npt.NDArray[np.bool_]
@@ -102,7 +105,7 @@ class Examples:
 def open_examples(
     data: spec.Data,
     policy: DataPolicy,
-    options: spec.Sft,
+    options: spec.AnyMethod,
     encoder: Encoder,
     how: Mapping[str, Any],
 ) -> Examples:
@@ -169,7 +172,7 @@ class _Builder:
     """Writes the arrays of all examples."""
 
     def __init__(
-        self, shop: Workshop, data: spec.Data, options: spec.Sft, encoder: Encoder
+        self, shop: Workshop, data: spec.Data, options: spec.AnyMethod, encoder: Encoder
     ) -> None:
         self._options = options
         self._data = data
@@ -203,7 +206,8 @@ class _Builder:
         before, num_dropped = ends.num_rows, self.num_dropped
         for file in files:
             for location, record in example_files.records(file, self._shop, self._data):
-                self._add(location, self._encoder.encode(location, record))
+                found = self._encoder.encode(location, record)
+                self._add(location, [found] if isinstance(found, Encoded) else found)
         if ends.num_rows == before and (what is not None or not before):
             if self.num_dropped == num_dropped:
                 fault = "contains no examples"
@@ -222,30 +226,32 @@ class _Builder:
                 raise broken(where, fault)
         return ends.num_rows
 
-    def _add(self, location: str, example: Encoded) -> None:
-        ids, counts = example
+    def _add(self, location: str, parts: Sequence[Encoded]) -> None:
         longest = self._options.max_length
-        is_cut = len(ids) > longest
-        if is_cut:
+        length = max(len(part.ids) for part in parts)
+        kept = [Encoded(part.ids[:longest], part.counts[:longest]) for part in parts]
+        can_learn = all(any(part.counts[1:]) for part in kept)
+        if length > longest:
             if self._options.truncation == "error":
                 raise broken(
                     location,
-                    f"has {len(ids):,} tokens, more than method.max_length ({longest:,}): shorten "
+                    f"has {length:,} tokens, more than method.max_length ({longest:,}): shorten "
                     "it, increase method.max_length, or set method.truncation to keep_start",
                 )
-            ids, counts = ids[:longest], counts[:longest]
-            if self._options.truncation == "drop" or not any(counts[1:]):
+            are_equal = len(kept) > 1 and kept[0].ids == kept[1].ids
+            if self._options.truncation == "drop" or not can_learn or are_equal:
                 self.num_dropped += 1
                 return
             self.num_truncated += 1
-        if not any(counts[1:]):
+        if not can_learn:
             raise broken(location, "has no token that the model could learn to predict")
-        numbers = np.array(ids, np.uint32)
-        self._arrays["ids"].append(numbers)
-        # No token predicts the first one.
-        self._arrays["counts"].append(np.array([False, *counts[1:]]))
-        self._arrays["num_counted"].append(np.array([sum(counts[1:])]))
-        self._arrays["is_cut"].append(np.array([is_cut]))
-        self._arrays["ends"].append(np.array([self._arrays["ids"].num_rows]))
-        digest = hashlib.blake2b(numbers.tobytes(), digest_size=8).digest()
-        self._arrays["digests"].append(np.frombuffer(digest, np.int64))
+        numbers = [np.array(part.ids, np.uint32) for part in kept]
+        digest = hashlib.blake2b(_BETWEEN.join(one.tobytes() for one in numbers), digest_size=8)
+        for ids, part in zip(numbers, kept, strict=True):
+            self._arrays["ids"].append(ids)
+            # No token predicts the first one.
+            self._arrays["counts"].append(np.array([False, *part.counts[1:]]))
+            self._arrays["num_counted"].append(np.array([sum(part.counts[1:])]))
+            self._arrays["is_cut"].append(np.array([length > longest]))
+            self._arrays["ends"].append(np.array([self._arrays["ids"].num_rows]))
+            self._arrays["digests"].append(np.frombuffer(digest.digest(), np.int64))

@@ -7,7 +7,8 @@ The packages are imported when they are used, because that takes seconds. Tested
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ TORCH_DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+SCORES = "score.weight"
+"""The last layer of models with a single output, a linear layer: (1, width)."""
 ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 """The types of layers in which a mask separates the examples of a row."""
 NOT_SEPARATED = frozenset(
@@ -51,11 +54,17 @@ def load_tokenizer(folder: Path, location: str) -> Any:
     return tokenizer
 
 
-def empty_model(base: BaseModel, folder: Path) -> Any:
+def empty_model(base: BaseModel, folder: Path, *, scores: bool = False) -> Any:
     """Create the model, with its parameters on the meta device and its buffers on the CPU. folder:
-    contains `config.json`. Raises DataError if the architecture can't be used."""
+    contains `config.json`. scores: whether the last layer is `SCORES`. Raises DataError if the
+    architecture can't be used."""
     from accelerate import init_empty_weights
-    from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+    from transformers import (
+        CONFIG_MAPPING,
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForSequenceClassification,
+    )
 
     location = f"{base.location}/config.json"
     kind = base.config.get("model_type")
@@ -75,8 +84,16 @@ def empty_model(base: BaseModel, folder: Path) -> Any:
         # The base could name flash attention, which would mix the examples of a row, or the
         # address of a kernel with its own code.
         config._attn_implementation = None
+        config.num_labels = 1
+        if scores and type(config) not in AutoModelForSequenceClassification._model_mapping:
+            raise broken(
+                location,
+                f"is of the architecture {shortened(kind)} (model_type), of which transformers has "
+                "no version for rewards (ForSequenceClassification)",
+            )
+        kinds = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
         with init_empty_weights(include_buffers=False):
-            create: Any = AutoModelForCausalLM.from_config
+            create: Any = kinds.from_config
             model = create(config, dtype=torch.get_default_dtype(), trust_remote_code=False)
         model.tie_weights()  # the context has created each parameter anew
     return model
@@ -110,14 +127,19 @@ def add_adapter(lm: nn.Module, adapter: spec.Lora) -> None:
     """Add adapters to the model in place, and freeze all other parameters. Raises ModelError."""
     from peft import inject_adapter_in_model
 
+    config = lora_config(adapter, None)
+    score = SCORES.removesuffix(".weight")
+    if hasattr(lm, score):
+        config.exclude_modules = [score]
     try:
-        inject_adapter_in_model(lora_config(adapter, None), lm, low_cpu_mem_usage=True)
+        inject_adapter_in_model(config, lm, low_cpu_mem_usage=True)
     except ValueError as error:
         raise ModelError(f"model.adapter does not fit the base: {error}") from error
 
 
-def lora_config(adapter: spec.Lora, base: str | None) -> Any:
-    """Return peft's configuration. base: where the base model is."""
+def lora_config(adapter: spec.Lora, base: str | None, *, scores: bool = False) -> Any:
+    """Return peft's configuration. base: where the base model is. scores: whether the last layer is
+    `SCORES`, which is trained and stored with the adapter."""
     from peft import LoraConfig
 
     made: Any = LoraConfig
@@ -127,9 +149,43 @@ def lora_config(adapter: spec.Lora, base: str | None) -> Any:
         lora_dropout=adapter.dropout,
         target_modules=adapter.target_modules,
         use_rslora=adapter.rslora,
+        use_dora=adapter.kind == "dora",
         base_model_name_or_path=base,
-        task_type="CAUSAL_LM",
+        **(
+            {"task_type": "SEQ_CLS", "modules_to_save": [SCORES.removesuffix(".weight")]}
+            if scores
+            else {"task_type": "CAUSAL_LM"}
+        ),
     )
+
+
+@contextmanager
+def adapters_off(lm: nn.Module) -> Iterator[None]:
+    """Context manager in which the outputs are the base's outputs. peft's own function would also
+    change which parameters are trained."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in lm.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+def train_only_adapters(lm: nn.Module, mode: bool) -> None:
+    """Switch the base to evaluation, and its adapters to training if `mode` is set, so that only
+    the dropout of the adapters is active."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    lm.eval()
+    for layer in lm.modules():
+        if isinstance(layer, BaseTunerLayer):
+            layer.training = mode
+            dropout: Any = layer.lora_dropout
+            dropout.train(mode)
 
 
 def is_transposed(layer: nn.Module) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -28,6 +28,10 @@ from ray_workers.training.core.errors import ModelError
 from ray_workers.training.data.sampler import derive_seed
 from ray_workers.training.parallel.meta_init import draw, empty
 
+MAGNITUDE = ".lora_magnitude_vector.default.weight"
+"""End of the name of the lengths that DoRA trains."""
+NEW_LAYER = compat_transformers.SCORES
+"""The only parameter that a base does not need to have."""
 BODY = "lm."
 """Prefix of the names of the parameters, which the names in files don't have."""
 
@@ -76,32 +80,59 @@ class PretrainedModel(nn.Module):
         return self._stored
 
     @property
-    def block_holder(self) -> nn.Module:
-        """The module with the list of the model's layers."""
-        return cast(nn.Module, self.lm.base_model)
+    def has_frozen_weights(self) -> bool:
+        return not all(parameter.requires_grad for parameter in self.parameters())
+
+    @property
+    def result_dtypes(self) -> Mapping[str, torch.dtype]:
+        """The types in which the weights of the base are stored."""
+        return {name: one.dtype for name, one in self._stored.items()}
+
+    @property
+    def result_config(self) -> dict[str, Any] | None:
+        """Content of the result's `config.json`; None if it is the base's file."""
+        return None
+
+    @property
+    def block_holders(self) -> list[nn.Module]:
+        """The modules with the lists of the model's layers."""
+        return [cast(nn.Module, lm.base_model) for lm in self._lms]
+
+    @property
+    def _lms(self) -> list[nn.Module]:
+        """The models whose values are stored."""
+        return [self.lm]
 
     def read_values(self, device: torch.device, seed: int) -> None:
         """Read this rank's parts of the base's weights, and draw the values of the adapters."""
-        ties = list(_ties(self.lm))
+        ties = list(_ties(self))
         empty(self, device)
         for (module, name), others in ties:  # each module has got its own memory
             for other, key in others:
                 other._parameters[key] = module._parameters[name]
         with torch.no_grad(), ExitStack() as opened:
             files: dict[str, Any] = {}
-            for name, parameter in self.lm.named_parameters():
+            for name, parameter in (one for lm in self._lms for one in lm.named_parameters()):
                 if name not in self._stored:
-                    continue  # of an adapter
+                    continue  # of an adapter, or of a layer that the base does not have
                 found = self._stored[name]
                 if found.file not in files:
                     path = self._base.paths[found.file]
                     files[found.file] = opened.enter_context(safe_open(path, framework="pt"))
                 rows = files[found.file].get_slice(found.key)
                 local(parameter).copy_(_part(rows, parameter))
-        self._draw_adapters(seed)
+                if (magnitude := self._magnitude_of(name)) is not None:
+                    _fill_lengths(magnitude, rows, parameter.dtype, found.is_transposed)
+        self._draw_rest(seed)
+
+    def _magnitude_of(self, name: str) -> Tensor | None:
+        """Return the lengths that DoRA trains for the weight of a layer."""
+        layer, is_target, _ = name.rpartition(".base_layer.weight")
+        vectors: Any = self.lm.get_submodule(layer).lora_magnitude_vector if is_target else {}
+        return cast(Tensor, vectors["default"].weight) if vectors else None
 
     @torch.no_grad()
-    def _draw_adapters(self, seed: int) -> None:
+    def _draw_rest(self, seed: int) -> None:
         """Initialise adapters as peft does: the first matrix like a linear layer, the second one
         with zeros, so that the outputs are the same as the base's outputs."""
         for name, module in self.lm.named_modules():
@@ -135,21 +166,32 @@ class PretrainedModel(nn.Module):
         return {name for name, one in self.lm.named_parameters() if one.requires_grad}
 
 
-def build(
-    base: BaseModel, folder: Path, adapter: spec.Lora | None, *, packs: bool
-) -> PretrainedModel:
-    """Create the model on the meta device; its buffers are on the CPU. folder: contains
-    the base's `config.json`. Raises ModelError if an adapter does not fit, and DataError if the
-    architecture is unknown or weights are missing."""
-    lm = compat_transformers.empty_model(base, folder)
+class Parts(NamedTuple):
+    """The parts of a model that is fine-tuned."""
+
+    lm: nn.Module
+    base: BaseModel
+    stored: Mapping[str, Stored]
+
+
+def parts_of(
+    base: BaseModel, folder: Path, adapter: spec.Lora | None, *, packs: bool, scores: bool = False
+) -> Parts:
+    """Create a model of transformers on the meta device; its buffers are on the CPU. folder:
+    contains the base's `config.json`. scores: whether the last layer is a new one with a single
+    output. Raises ModelError if an adapter does not fit, and DataError if the architecture is
+    unknown or weights are missing."""
+    lm = compat_transformers.empty_model(base, folder, scores=scores)
     compat_transformers.refuse_unfit_layers(lm, f"{base.location}/config.json", packs=packs)
     stored = _stored(base, lm)
     if adapter is None:
-        return PretrainedModel(lm.train(), base, stored)
+        return Parts(lm.train(), base, stored)
     _refuse_missing_targets(lm, adapter)
     compat_transformers.add_adapter(lm, adapter)
+    if adapter.base_precision == "bf16":
+        _hold_frozen(lm, torch.bfloat16)
     stored = {_within_adapter(name, lm): found for name, found in stored.items()}
-    return PretrainedModel(lm.train(), base, stored)
+    return Parts(lm.train(), base, stored)
 
 
 def _within_adapter(name: str, lm: nn.Module) -> str:
@@ -170,6 +212,11 @@ def _refuse_missing_targets(lm: nn.Module, adapter: spec.Lora) -> None:
     shared = {module for first, others in _ties(lm) for module, _ in (first, *others)}
     known = sorted({name.rpartition(".")[2] for name in linear})
     for target in adapter.target_modules:
+        if target == NEW_LAYER.rpartition(".")[0]:
+            raise ModelError(
+                f"model.adapter.target_modules: {target!r} is the new output layer, which is "
+                "trained without an adapter: leave it out"
+            )
         found = [name for name in names if name == target or name.endswith(f".{target}")]
         if not found:
             raise ModelError(
@@ -200,6 +247,31 @@ def _ties(lm: nn.Module) -> Iterator[tuple[tuple[nn.Module, str], list[tuple[nn.
     for first, *others in holders.values():
         if others:
             yield first, others
+
+
+def _hold_frozen(lm: nn.Module, dtype: torch.dtype) -> None:
+    """Change the type of the frozen parameters, in place. FSDP2 accepts several types in a group,
+    if all trained parameters have the same type."""
+    changed: dict[nn.Parameter, nn.Parameter] = {}  # a shared parameter stays shared
+    for path, module in lm.named_modules():
+        for name, given in module._parameters.items():
+            if given is None or given.requires_grad or f"{path}.{name}" == NEW_LAYER:
+                continue
+            if given not in changed:
+                changed[given] = nn.Parameter(given.to(dtype), requires_grad=False)
+            module._parameters[name] = changed[given]
+
+
+def _fill_lengths(lengths: Tensor, rows: Any, dtype: torch.dtype, is_transposed: bool) -> None:
+    """Set this rank's part of the lengths of the rows of a stored weight, (outputs,). dtype: the
+    type in which the weight is held."""
+    start, count = 0, len(lengths)
+    if isinstance(lengths, DTensor):
+        (start,), (count,) = box_of(lengths)
+    at = slice(start, start + count)
+    if count:
+        weight = (rows[:, at].T if is_transposed else rows[at]).to(dtype).to(lengths.dtype)
+        local(lengths).copy_(torch.linalg.vector_norm(weight, dim=1))
 
 
 def _part(rows: Any, parameter: Tensor) -> Tensor:
@@ -248,7 +320,7 @@ def _stored(base: BaseModel, lm: nn.Module) -> dict[str, Stored]:
                         )
         except (SafetensorError, OSError) as error:
             raise broken(location, f"is not a safetensors file: {error}") from error
-    missing = [name for name in parameters if name not in found]
+    missing = [name for name in parameters if name not in found and name != NEW_LAYER]
     if missing:
         raise broken(
             base.location,
@@ -256,7 +328,7 @@ def _stored(base: BaseModel, lm: nn.Module) -> dict[str, Stored]:
             "config.json has",
         )
     for name, parameter in parameters.items():
-        if found[name].shape != tuple(parameter.shape):
+        if name in found and found[name].shape != tuple(parameter.shape):
             raise broken(
                 f"{base.location}/{found[name].file}",
                 f"has {found[name].key} with the shape {list(found[name].shape)}, but according to "
@@ -290,14 +362,23 @@ def scaling(adapter: spec.Lora) -> float:
 
 
 def merged(
-    weight: Tensor, down: Tensor, up: Tensor, factor: float, *, is_transposed: bool
+    weight: Tensor,
+    down: Tensor,
+    up: Tensor,
+    factor: float,
+    *,
+    lengths: Tensor | None = None,
+    is_transposed: bool,
 ) -> Tensor:
     """Return the weight with its adapter's product added, in the weight's type. down: (rank,
     inputs), up: (outputs, rank), weight: (outputs, inputs), or (inputs, outputs) if it is
-    transposed."""
+    transposed. lengths: the lengths of the rows of the sum, (outputs,), which DoRA trains."""
     exact = torch.promote_types(weight.dtype, torch.float32)
     change = factor * (up.to(exact) @ down.to(exact))
-    return (weight.to(exact) + (change.T if is_transposed else change)).to(weight.dtype)
+    whole = (weight.T if is_transposed else weight).to(exact) + change
+    if lengths is not None:
+        whole *= (lengths.to(exact) / torch.linalg.vector_norm(whole, dim=1))[:, None]
+    return (whole.T if is_transposed else whole).to(weight.dtype).contiguous()
 
 
 def targets_of(names: Sequence[str]) -> list[str]:

@@ -79,6 +79,9 @@ class Workload:
     """Hash of the data's content, to verify that all ranks and attempts of a job read the same
     data."""
     write_results: WriteResults
+    step_metrics: Mapping[str, LossSum] = field(default_factory=dict)
+    """Additional metrics of each step: functions that sum a metric over samples. The mean over the
+    terms of the global batch is reported as `train/{name}`."""
     about: Sequence[str] = ()
     """Lines for the job's log about how the data were read."""
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -42,6 +42,8 @@ class StepFigures(NamedTuple):
     """Mean over the global batch; a scalar on the device, valid until the next backward pass."""
     grad_norm: Tensor
     """Gradient norm before clipping."""
+    measured: Mapping[str, Tensor] = MappingProxyType({})
+    """Additional metrics, keyed by name, which are means over the global batch like the loss."""
     more: Mapping[str, float] = MappingProxyType({})
     """Additional metrics of the step."""
 
@@ -93,7 +95,7 @@ class StepReporter:
             self._began_on_gpu = copied
         else:
             step_time_s, self._began = now - self._began, now
-            self._take(figures, step_time_s, figures.loss.item(), figures.grad_norm.item())
+            self._take(figures, step_time_s, *(float(one) for one in _numbers_of(figures)))
         if self._is_first or now - self._flushed > FLUSH_S:
             self.flush(wait_for_device=self._is_first)
             self._is_first = False
@@ -149,7 +151,9 @@ class StepReporter:
             copied.synchronize()
             self._take(figures, began.elapsed_time(copied) / 1e3, *host.tolist())
 
-    def _take(self, figures: StepFigures, step_time_s: float, loss: float, norm: float) -> None:
+    def _take(
+        self, figures: StepFigures, step_time_s: float, loss: float, norm: float, *measured: float
+    ) -> None:
         figures_read = UnreportedStep(
             figures.step,
             figures.epoch,
@@ -163,16 +167,23 @@ class StepReporter:
         self.last_loss = loss
         self._waiting.append(figures_read)
         self._page.keep(figures_read)
-        if figures.more:
-            self._more[figures.step] = figures.more
+        means = zip(figures.measured, measured, strict=True) if self.rank == 0 else ()
+        if more := {f"train/{name}": mean for name, mean in means} | dict(figures.more):
+            self._more[figures.step] = more
         self.divergence.step_done(self.rank, figures.step, loss, norm)
 
 
+def _numbers_of(figures: StepFigures) -> list[Tensor]:
+    """Return (loss, norm, additional metrics...)."""
+    return [figures.loss, figures.grad_norm, *figures.measured.values()]
+
+
 def _start_copy(figures: StepFigures) -> tuple[Tensor, Event]:
-    """Begin to copy (loss, norm) to the host; return the copies with the event that marks the end
-    of the copying."""
-    host = torch.empty(2, pin_memory=True)
-    host.copy_(torch.stack((figures.loss, figures.grad_norm)), non_blocking=True)
+    """Begin to copy the result of `_numbers_of` to the host; return the copies with the event that
+    marks the end of the copying."""
+    numbers = torch.stack(_numbers_of(figures))
+    host = torch.empty(len(numbers), pin_memory=True)
+    host.copy_(numbers, non_blocking=True)
     return host, _mark(figures.loss.device)
 
 

@@ -217,8 +217,7 @@ class Trainer:
             yield batch._replace(feed=Feeding(batch.feed.num_global, shares))
 
     def forward_backward(self, step: int, batch: Batch) -> Tensor:
-        """Compute the gradient of the global batch, which is equal on all ranks; return the mean
-        loss, a scalar on the device."""
+        """Compute the gradient of the global batch, equal on all ranks; return `take_loss()`."""
         strategy = self.strategy
 
         def seed_share(number: int) -> None:
@@ -269,9 +268,9 @@ class Trainer:
         num_steps: int = 1,
         lr: float | None = None,
     ) -> None:
-        """Record the metrics of the step, which are written during the next steps. num_steps:
-        number of steps since the last report, if ranks run steps concurrently. lr: the learning
-        rate that was used, if it differs from the schedule."""
+        """Record the metrics of the step, to be written in the next steps. num_steps: steps since
+        the last report, if ranks run concurrently. lr: the rate, unless the schedule has it."""
+        loss, measured = self.strategy.gradients.divided(loss)
         has_batch_size = self.rank == 0 and self.options.batch_range is not None
         self.reporter.step_done(
             StepFigures(
@@ -282,6 +281,7 @@ class Trainer:
                 data_wait_s=batch.wait_s,
                 loss=loss,
                 grad_norm=grad_norm,
+                measured=measured,
                 more={
                     **(self.comm_metrics.of_step() if self.comm_metrics else {}),
                     **self.strategy.gradients.step_metrics(),

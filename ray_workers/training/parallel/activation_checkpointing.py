@@ -60,10 +60,11 @@ def blocks_of(model: nn.Module) -> Iterator[nn.Module]:
 
 def listed_parts(model: nn.Module) -> Iterator[nn.Module]:
     """Iterate over the elements of the module lists of the model or, if its blocks are further
-    down, of its `block_holder`."""
-    for child in getattr(model, "block_holder", model).children():
-        if isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential):
-            yield from child.children()
+    down, of its `block_holders`."""
+    for holder in getattr(model, "block_holders", [model]):
+        for child in holder.children():
+            if isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+                yield from child.children()
 
 
 def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

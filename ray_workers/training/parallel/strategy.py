@@ -66,7 +66,12 @@ class StrategyContext:
         model = self.workload.model if model is None else model
         materialise(model, self.device, self.spec.train.seed)
         prepare_blocks(model, self.spec.train)
-        return EngineParts(model, self.workload.loss_sum, self.autocast)
+        return self.parts_with(model)
+
+    def parts_with(self, model: nn.Module) -> EngineParts:
+        """Return a model that has been initialised with the workload's loss and metrics."""
+        work = self.workload
+        return EngineParts(model, work.loss_sum, self.autocast, work.step_metrics)
 
 
 @dataclass(frozen=True)

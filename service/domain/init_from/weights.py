@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from dray.spec import Cnn, Gpt, JobSpec, Lora, Mlp
+from dray.spec import Cnn, Gpt, JobSpec, Lora, Mlp, Reward
 from service.domain.init_from.continuing import Difference
 
 _HALVINGS_OF_CNN: Final = 2
@@ -71,7 +71,15 @@ def _adapter(spec: JobSpec) -> str | None:
         return "unset"
     targets = adapter.target_modules
     names = targets if isinstance(targets, str) else f"[{', '.join(sorted(targets))}]"
-    return f"a LoRA of rank {adapter.rank} for {names}"
+    kind = {"lora": "LoRA", "dora": "DoRA"}[adapter.kind]
+    return f"a {kind} of rank {adapter.rank} for {names}"
+
+
+def _last_layer(spec: JobSpec) -> str | None:
+    """Return the method of fine-tuning if its model has another last layer than the base."""
+    if spec.method is None:
+        return None
+    return spec.method.name if isinstance(spec.method, Reward) else "sft or dpo"
 
 
 def _tokenizer(spec: JobSpec) -> str | None:
@@ -138,6 +146,7 @@ _RULES: Final[tuple[tuple[str | Callable[[JobSpec], str], Callable[[JobSpec], An
     ),
     ("/model/tokenizer", _tokenizer, "the tokens are different"),
     ("/model/adapter", _adapter, "other weights are trained"),
+    ("/method/name", _last_layer, "the last layer is different"),
     (_given("features"), _columns, _SHAPE),
     (_given("image_size"), _image, _SHAPE),
     (_given("classes"), _classes, "the last layer has one output per class"),

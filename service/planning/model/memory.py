@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dray.spec import Gossip, Gpt, JobSpec, Parallel, Pretrained
+from dray.spec import Gossip, Gpt, JobSpec, Parallel, Pretrained, Sft
 from service.planning.model import base_model, gpt, images
 from service.planning.model.memory_simulator import (
     FP32,
@@ -99,7 +99,7 @@ def traces_of(spec: JobSpec, shapes: Shapes, *, on_gpu: bool) -> list[list[OpTra
     def trace(stage: int) -> OpTrace:
         if isinstance(model, Pretrained):
             assert shapes.base is not None
-            assert spec.method is not None
+            assert isinstance(spec.method, Sft)  # `shapes_of` refuses the other methods
             is_mixed = size > 1 or spec.method.packing
             length = shapes.length or spec.method.max_length
             is_low = parallel.is_sharded and parallel.param_dtype != "fp32"

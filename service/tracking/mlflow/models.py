@@ -39,7 +39,9 @@ def _signature(config: Mapping[str, Any]) -> tuple[_Fields, _Fields]:
             channels = config["input_shape"][0]
             return [_tensor("float32", -1, channels, -1, -1)], [_tensor("uint8", -1, -1, -1)]
         case "language_model" | "fine_tuning":
-            return [_column("string", "prompt")], [_column("string")]
+            method = config.get("spec", {}).get("method") or {}
+            is_reward = method.get("name") == "reward"
+            return [_column("string", "prompt")], [_column("double" if is_reward else "string")]
         case _:
             columns = [
                 *(_column("double", name) for name in config["numeric"]),

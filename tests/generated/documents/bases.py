@@ -113,6 +113,31 @@ BASES: tuple[dict[str, Any], ...] = (
             "packing": True,
         },
     },
+    {
+        "recipe": "fine_tuning",
+        "data": {"source": f"{WEB}/pairs.jsonl"},
+        "model": {
+            "base": "s3://models/llama",
+            "adapter": {"kind": "dora", "rank": 4, "base_precision": "bf16"},
+        },
+        "train": {"precision": "bf16"},
+        "method": {
+            "name": "dpo",
+            "loss": "sigmoid",
+            "beta": 0.2,
+            "label_smoothing": 0.1,
+            "max_length": 64,
+            "truncation": "error",
+        },
+        "checkpoint": {"best": "val/rewards/margins"},
+    },
+    {
+        "recipe": "fine_tuning",
+        "data": {"source": f"{WEB}/pairs.jsonl"},
+        "model": {"base": "s3://models/llama"},
+        "method": {"name": "reward", "max_length": 64, "truncation": "drop"},
+        "train": {"early_stopping": {"metric": "val/margin", "patience": 2}},
+    },
     images(
         train={
             "epochs": 3,

@@ -179,6 +179,7 @@ def test_all_weights_are_stored_as_transformers_expects(
         LORA,
         {**LORA, "rslora": True},
         {**LORA, "target_modules": ["q_proj", "mlp.down_proj"]},
+        {**LORA, "kind": "dora"},
     ],
 )
 def test_the_adapter_and_the_merged_model_compute_the_same(
@@ -205,15 +206,16 @@ def test_the_adapter_and_the_merged_model_compute_the_same(
     assert files == {path.name for path in (home / "base").glob("*.safetensors")}
 
 
+@pytest.mark.parametrize("kind", ["lora", "dora"])
 @pytest.mark.parametrize("targets", ["all-linear", ["c_proj"]])
-def test_transposed_weights_are_merged(tmp_path: Path, targets: Any) -> None:
+def test_transposed_weights_are_merged(tmp_path: Path, targets: Any, kind: str) -> None:
     """GPT-2 stores the weights of its linear layers as (inputs, outputs)."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
     tiny.make_base(tmp_path / "base", "gpt2")
     tiny.write_lines(tmp_path / "data.jsonl", tiny.conversations(10))
-    adapter = {**LORA, "target_modules": targets}
+    adapter = {**LORA, "kind": kind, "target_modules": targets}
     work = build(job(tmp_path, model={"adapter": adapter}), tmp_path)
     changed(work)
     (result := tmp_path / "result").mkdir()

@@ -144,6 +144,29 @@ def texts(num: int, seed: int = 0) -> list[dict[str, Any]]:
     return [{"text": sentence(generator, 20)} for _ in range(num)]
 
 
+def pairs(num: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Return preference pairs of messages, some with several turns in their prompts."""
+    found = []
+    for number, one in enumerate(conversations(num, seed)):
+        *prompt, answer = one["messages"]
+        other = sentence(random.Random(seed + 1000 * number))
+        rejected = {"role": "assistant", "content": f"{answer['content']} {other}"}
+        found.append({"prompt": prompt, "chosen": [answer], "rejected": [rejected]})
+    return found
+
+
+def text_pairs(num: int, seed: int = 0) -> list[dict[str, Any]]:
+    generator = random.Random(seed)
+    return [
+        {
+            "prompt": sentence(generator),
+            "chosen": f" {sentence(generator)}",
+            "rejected": f" over {sentence(generator, 14)}",
+        }
+        for _ in range(num)
+    ]
+
+
 def write_lines(path: Path, records: Sequence[Mapping[str, Any] | str]) -> Path:
     lines = [one if isinstance(one, str) else json.dumps(one) for one in records]
     path.write_text("\n".join(lines) + "\n")
@@ -174,6 +197,9 @@ def with_tiny_base(given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return a document with a tiny base and a few examples, which are written to `folder`, in
     place of the sources that it names."""
     base = make_base(folder / "base", max_position_embeddings=1024)
-    source = write_lines(folder / "examples.jsonl", conversations(40)).as_uri()
+    method = given.get("method", "sft")
+    name = method if isinstance(method, str) else method["name"]
+    records = conversations(40) if name == "sft" else pairs(40)
+    source = write_lines(folder / "examples.jsonl", records).as_uri()
     model, data = {**given["model"], "base": base.as_uri()}, {**given["data"], "source": source}
     return {**given, "model": model, "data": data}

@@ -29,7 +29,7 @@ from ray_workers.training.core.progress import NOTHING, TORN, Progress
 from ray_workers.training.data.prefetcher import Feed, Piece
 from ray_workers.training.elastic import state_transfer
 from ray_workers.training.parallel.activation_checkpointing import listed_parts, prepare_blocks
-from ray_workers.training.parallel.gradients import EngineParts, GradientEngine
+from ray_workers.training.parallel.gradients import GradientEngine
 from ray_workers.training.parallel.meta_init import materialise
 from ray_workers.training.parallel.model_parallel.device_mesh import Context, Mesh
 from ray_workers.training.parallel.model_parallel.pipeline import (
@@ -265,7 +265,7 @@ class Sharded(ModelParallel):
         numbers = [mesh.at["pipeline"] + n * num_stages // per_rank for n in range(per_rank)]
         stages = [self._stage(mesh, context, number, num_stages) for number in numbers]
         model = stages[0] if num_stages == 1 else Stages(stages)
-        parts = EngineParts(model, given.workload.loss_sum, given.autocast)
+        parts = given.parts_with(model)
         rest = (mesh, lambda: given.page.is_asked_to_leave, self.narrowed)
         if num_stages == 1:
             gradients = ShardedGradientEngine(parts, *rest)

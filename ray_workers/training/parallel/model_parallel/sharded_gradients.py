@@ -90,15 +90,15 @@ class ShardedGradientEngine(GradientEngine):
     def _added_up(self, carried: Tensor) -> Tensor:
         """Sum the loss over all ranks. The same all-reduce determines whether any rank was asked to
         leave, and sums the squares for the gradient norm."""
-        asked = torch.full_like(carried, float(self._is_asked_to_leave()))
+        asked = carried.new_full((), float(self._is_asked_to_leave()))
         # All ranks of a tensor-parallel group have computed the same loss.
         alike = self._mesh.num_exchanging * self._mesh.sizes["tensor"]
         square = self._own_square().to(carried)
-        total = torch.stack((carried / alike, asked, square))
+        total = torch.cat((asked[None], square[None], (carried / alike).flatten()))
         dist.all_reduce(total)
-        self.preemption_requested = bool(total[1] > 0.0)
-        self._norm = total[2].sqrt()
-        return total[0]
+        self.preemption_requested = bool(total[0] > 0.0)
+        self._norm = total[1].sqrt()
+        return total[2:].view_as(carried)
 
     def _own_square(self) -> Tensor:
         """Return this rank's part of the sum of squares of the gradient. An element that exists on

@@ -125,8 +125,10 @@ def plain(home: Path, initial: dict[str, torch.Tensor] | None) -> tuple[Any, flo
     return model, torch.cat(losses).mean().item()
 
 
-def initial_adapter(document: dict[str, Any]) -> dict[str, torch.Tensor]:
-    torch.set_default_dtype(torch.float64)
+def initial_adapter(
+    document: dict[str, Any], dtype: torch.dtype = torch.float64
+) -> dict[str, torch.Tensor]:
+    torch.set_default_dtype(dtype)
     try:
         spec = JobSpec.model_validate(document)
         model = recipes.RECIPES["fine_tuning"].build(spec, DataPolicy.open()).model
