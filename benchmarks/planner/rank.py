@@ -84,7 +84,7 @@ def peak_bytes(document: str, rank: int, world_size: int, folder: Path) -> int:
 def _step(trainer: Trainer, step: int) -> None:
     batch = trainer.load_batch(step)
     loss = trainer.forward_backward(step, batch)
-    trainer.report(step, batch, loss, trainer.update(step))
+    trainer.report(step, batch, loss, trainer.update(step, loss))
     trainer.commit(step)
 
 

@@ -86,7 +86,7 @@ def _train_in_group(trainer: Trainer, rendezvous: RendezvousHandler) -> None:
                 batch = trainer.load_batch(step)
                 for part in trainer.optimizer_steps(step, batch):
                     loss = trainer.forward_backward(step, part)
-                    grad_norm = trainer.update(step)
+                    grad_norm = trainer.update(step, loss)
                 trainer.report(step, batch, loss, grad_norm)
                 trainer.commit(step)
                 trainer.check_replicas(step)

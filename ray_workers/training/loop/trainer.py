@@ -95,8 +95,6 @@ class Trainer:
         self.memory = PeerMemory(spec, lambda: self.state.peer_state_dict(page.kept()))
         self.prefetcher: Feed | None = None
         """Reads this rank's part of the data while the rank is in a group."""
-        self._loss: Tensor
-        """The loss of the current step."""
         self.assignment: RankAssignment
         self.rank, self.was_rank, self.world_size = NOWHERE, NOWHERE, 0
 
@@ -242,15 +240,14 @@ class Trainer:
             self.comm_metrics.computed(alone_until[0] - began)
         faultpoint(FaultPoint.BACKWARD_DONE, step, self)
         loss = strategy.gradients.take_loss()
-        self._loss = loss if scale is None else loss / scale
-        return self._loss
+        return loss if scale is None else loss / scale
 
-    def update(self, step: int) -> Tensor:
+    def update(self, step: int, loss: Tensor) -> Tensor:
         """Run the optimizer step, and return the gradient norm before clipping, on the device."""
         faultpoint(FaultPoint.BEFORE_OPTIMIZER, step, self)
         self.strategy.gradients.wait()
         if self.options.on_divergence != "warn":  # otherwise, each further step would be compared
-            self.replica_check.before_update(self.progress.step, self._loss, self.strategy)
+            self.replica_check.before_update(self.progress.step, loss, self.strategy)
         self.page.enter(RankPhase.UPDATE, self._time_of(step))
         self.checkpoints.hold()
         self.memory.hold()
@@ -398,8 +395,6 @@ class Trainer:
     def _is_stopped(self) -> bool:
         rule = self.options.early_stopping
         return rule is not None and self.state.early_stopping.is_over(rule)
-
-    # Leaving.
 
     def leave_with_checkpoint(self, step: int) -> None:
         """Save as after a step. Rank 0 then raises Preempted. Without rank 0, the other ranks can't

@@ -128,7 +128,7 @@ def open_pairs(folder: Path, records: Any, **options: Any) -> Examples:
     method = spec.Dpo(name="dpo", **options)
     encoder = PairEncoder(tiny.tokenizer(), method)
     policy = DataPolicy.open(str(folder / "cache"))
-    return open_examples(data, policy, method, encoder.encode, method.model_dump())
+    return open_examples(data, policy, method, encoder, method.model_dump())
 
 
 def test_long_pairs_are_cut_or_left_out_together(tmp_path: Path) -> None:

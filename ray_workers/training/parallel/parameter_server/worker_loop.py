@@ -85,7 +85,7 @@ def _compute_batches(trainer: Trainer, strategy: ParameterServerWorker) -> None:
         batch = trainer.load_batch(number, first=number)
         before = trainer.progress.step
         loss = trainer.forward_backward(number, batch)
-        grad_norm = trainer.update(number)
+        grad_norm = trainer.update(number, loss)
         step = strategy.version
         if strategy.counted:
             loss = strategy.loss if strategy.is_synchronous else loss
