@@ -136,8 +136,8 @@ def _print(line: str) -> None:
 async def _unless_stopped(opening: asyncio.Task[Runtime], stop: asyncio.Event) -> Runtime | None:
     """Return the runtime, or None if the server was asked to stop while the runtime was opening.
 
-    If the server was asked to stop, the runtime finishes opening and is then stopped, so that no
-    part of it remains.
+    If the server is asked to stop while the runtime is opening, this function lets the runtime
+    finish opening and then stops it, so that no part of the runtime remains.
     """
     stopped = asyncio.create_task(stop.wait())
     try:

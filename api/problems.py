@@ -80,7 +80,7 @@ def problem(
 
 
 def title(status: int) -> str:
-    """Return the name that RFC 9110 gives to the status; Python's names differ between its
+    """Return the name that RFC 9110 gives to the status; the names in Python differ between Python
     versions."""
     renamed = {
         413: "Content Too Large",
@@ -153,7 +153,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 def _methods(request: Request) -> set[str]:
     """Return all methods of this path; the router lists only the methods of the first matching
-    route. A path such as `/v1/jobs/bulk` also matches `/v1/jobs/{job_id}`, but is no job."""
+    route. A path such as `/v1/jobs/bulk` also matches `/v1/jobs/{job_id}`, but does not refer to a
+    job."""
     routes = [
         route
         for route in request.app.state.routes

@@ -1,4 +1,4 @@
-"""dray: submit distributed training jobs over HTTP and read them back.
+"""dray: submit distributed training jobs over HTTP and read back their state and results.
 
 The package contains only what a user's machine needs: the job document (`dray.spec`), the API's
 responses (`dray.views`), the HTTP clients (`dray.Client`, `dray.AsyncClient`), the command line,

@@ -108,8 +108,8 @@ def _value(words: Sequence[str], as_written: bool) -> Value:
 
 def _number(text: str) -> int | float | None:
     """Return the number, or None if the text is not a number. Also returns None for a string that
-    is probably a name, such as `007` or the hash `12e4567`, because a number would lose some of its
-    digits."""
+    is probably a name, such as `007` or the hash `12e4567`, because converting the string to a
+    number would lose some of its digits."""
     if _WHOLE.fullmatch(text):
         return int(text)
     match = _NUMBER.fullmatch(text)

@@ -84,7 +84,8 @@ class BulkRequest(Document):
 
     @property
     def job_change(self) -> JobChangeRequest | None:
-        """The change that the action makes to each job, for actions on the jobs' positions."""
+        """The change that the action makes to each job; only for actions that change the jobs'
+        positions."""
         match self.action:
             case BulkAction.HOLD:
                 return JobChangeRequest(held=True)

@@ -41,7 +41,7 @@ class Client(
     ReservationCalls,
     WebhookCalls,
 ):
-    """Asynchronous client for a dray server.
+    """Client for a dray server.
 
     All methods raise the exceptions of `dray.errors`. A request is retried with exponential backoff
     and jitter for `retry.patience_s` seconds if there is no response, or if the status permits a

@@ -196,7 +196,8 @@ class DependencyNotFound(BadRequest, code="dependency_not_found"):
 
 
 class DependencyNeverSatisfied(BadRequest, code="dependency_never_satisfied"):
-    """`after` requires that a job ends otherwise than it did, or that the job waits for itself."""
+    """`after` requires a job to end with a different outcome than it did, or requires the job to
+    wait for itself."""
 
 
 class LicenceNotAccepted(BadRequest, code="licence_not_accepted"):
@@ -321,7 +322,7 @@ class ScheduleNotFound(NotFound, code="schedule_not_found"):
 
 
 class DownloadLinkNotFound(NotFound, code="download_link_not_found"):
-    """The link was already used, has expired, or the token that created it is no longer valid."""
+    """The link was already used or has expired, or the token that created it is no longer valid."""
 
 
 class ClientNotFound(NotFound, code="client_not_found"):
@@ -368,7 +369,7 @@ class ReservationOverlaps(Conflict, code="reservation_overlaps"):
 
 
 class TooManyReservations(Conflict, code="too_many_reservations"):
-    """The server stores no more reservations."""
+    """The server already stores the maximum number of reservations."""
 
 
 class QueueInUse(Conflict, code="queue_in_use"):
@@ -381,7 +382,7 @@ class CheckpointInUse(Conflict, code="checkpoint_in_use"):
 
 
 class NotConfirmed(Conflict, code="not_confirmed"):
-    """More jobs match than `max`, or the filter excludes no job and `max` is missing."""
+    """More jobs than `max` match, or the filter excludes no job and `max` is missing."""
 
 
 class AnnotationsChanged(Conflict, code="annotations_changed", status=412):
@@ -421,7 +422,7 @@ class TooManyClients(Conflict, code="too_many_clients"):
 
 
 class RoundOver(Conflict, code="round_over"):
-    """The round is not open yet, or no longer open. Request the latest round."""
+    """The round is not open yet, or is no longer open. Request the latest round."""
 
 
 class UpdateRefused(Conflict, code="update_refused"):

@@ -165,8 +165,8 @@ class JobFilter(BasicJobFilter):
 
 
 class AccountingFilter(BasicJobFilter):
-    """Selects what accounting shows: the attempts in a period, of the jobs that the other fields
-    match."""
+    """Selects the attempts that accounting shows: attempts in a period, of jobs that match the
+    other fields."""
 
     since: Annotated[
         Time | None,

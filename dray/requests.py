@@ -100,7 +100,7 @@ class DocumentChanges(Document):
 
     @property
     def patch(self) -> dict[str, Any]:
-        """The given fields, including null."""
+        """The fields that were given, including fields that are null."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
@@ -345,7 +345,7 @@ class CheckpointFileRequest(Document):
 
 
 class LogRequest(Document):
-    """The part of the log that has been written so far, as plain text."""
+    """Request the part of the log that has been written so far, as plain text."""
 
     rank: Rank | None = None
     """Rank whose log to download. By default, the logs of all ranks are downloaded, and each line

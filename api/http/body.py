@@ -57,7 +57,7 @@ async def read_spec(request: Request, limit_bytes: int) -> tuple[JobSpec, str]:
 async def read_bytes(request: Request, limit_bytes: int, kinds: Sequence[str]) -> tuple[bytes, str]:
     """Return the raw body, and its media type, which is one of `kinds`.
 
-    Raises Refused if the body is too large or of another type.
+    Raises Refused if the body is too large or has the wrong type.
     """
     given = request.headers.get("content-type", "")
     kind = given.partition(";")[0].strip().lower()
@@ -103,7 +103,8 @@ async def _read(request: Request, limit_bytes: int) -> bytes:
 def parse(body: bytes) -> dict[str, Any]:
     """Parse a JSON object in UTF-8. Refuses repeated keys, and strings that can't be stored.
 
-    NaN and Infinity are not JSON, but are read as numbers, so that the error names their field.
+    NaN and Infinity are not JSON, but are read as numbers, so that the error names the field that
+    contains them.
     """
     try:
         document = json.loads(body.decode("utf-8"), object_pairs_hook=_each_key_once)

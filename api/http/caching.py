@@ -55,8 +55,8 @@ def revision_tag(revision: int) -> dict[str, str]:
 def wanted_revision(if_match: str | None) -> int | None:
     """Return the revision in `If-Match`, or None if the request may change any revision.
 
-    Raises Refused for a malformed ETag: if it were ignored, a version that the caller has not read
-    could be changed.
+    Raises Refused for a malformed ETag, because a request whose ETag is ignored could change a
+    version that the caller has not read.
     """
     header = (if_match or "*").strip()
     if header == "*":

@@ -1,8 +1,9 @@
 """Limits on connections: uvicorn's HTTP protocol with bounds on times, headers and connections.
 
 With httptools, uvicorn bounds neither the size of headers nor the time that a caller takes to send
-them, and its `limit_concurrency` counts idle connections as well as busy ones. This module closes a
-connection if its caller does not send a request in time, or earlier to make space."""
+them, and its `limit_concurrency` also counts idle connections. This module closes a connection if
+the caller does not send a request in time, or closes it earlier to make space for another
+connection."""
 
 from __future__ import annotations
 
@@ -54,8 +55,9 @@ class Connections:
     def evict_surplus(self, client: str) -> None:
         """Close a waiting connection if a new connection of `client` exceeds a limit.
 
-        If `client` exceeds its own limit, closes its longest-waiting connection. Otherwise, closes
-        that of the client with the most waiting connections, to protect clients with fewer.
+        If `client` exceeds its own limit, closes its longest-waiting connection. If only the limit
+        on all connections is exceeded, closes the longest-waiting connection of the client that has
+        the most waiting connections, to protect clients that have fewer.
         """
         crowded = self.limits.per_client + SPARE
         if self._of_client[client] > crowded:
@@ -235,7 +237,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse("malformed_request", "the request is not valid HTTP/1.1")
 
     def give_way(self) -> None:
-        """Close this connection, to make space for another one."""
+        """Close this connection, to make space for another connection."""
         if self._begun and not self._refused:
             detail = (
                 "too many connections are open, and this connection was slow to send its request"

@@ -91,8 +91,8 @@ def run(
     """Return a job as a run.
 
     notes: None for a job without notes. last: a series for each metric; its last point is returned.
-    Without `last`, the values come from the job's summary, and are all reported at the job's newest
-    step."""
+    Without `last`, the values come from the job's summary, and the response gives the job's newest
+    step as the step of every value."""
     info = {
         "run_id": job.id,
         "run_uuid": job.id,

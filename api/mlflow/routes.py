@@ -170,7 +170,7 @@ async def _artifact(queries: TheQueries, job_id: str, path: str) -> views.Artifa
 
 @router.post(f"{API}/logged-models/search")
 async def search_models(_: Caller) -> Response:
-    """Return an empty list. MLflow's client requests its separate list of models when it lists
+    """Return an empty list. MLflow's client requests a separate list of models when it lists
     artifacts, but dray stores models as artifacts."""
     return JSONResponse({"models": []})
 

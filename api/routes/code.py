@@ -86,8 +86,8 @@ async def describe(request: Request, code: TheCode, owner: Caller) -> Response:
 )
 async def upload_parts(request: Request, code: TheCode, owner: Caller) -> Response:
     """Upload one part as `application/octet-stream`, or several parts as `application/x-tar`, in
-    which each file is a part and its name is the part's SHA-256. A part can be up to 4 MiB, and a
-    request up to 16 MiB."""
+    which each file is a part and has the part's SHA-256 as its name. A part can be up to 4 MiB, and
+    a request up to 16 MiB."""
     content, kind = await body.read_bytes(request, PARTS_BYTES, (BINARY, TAR))
     if kind == TAR:
         parts = await asyncio.to_thread(_members, content)

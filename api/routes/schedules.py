@@ -121,7 +121,7 @@ async def change(
     schedule_id: str,
 ) -> Response:
     """Change, pause or resume a schedule. A change applies from the next run on. When a schedule is
-    resumed, `missed` decides about the times that passed during the pause."""
+    resumed, `missed` decides what happens to the runs whose times passed during the pause."""
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(ScheduleChangeRequest, request, limit_bytes)
     return fresh(await schedules.change(schedule_id, wanted, caller), 200)

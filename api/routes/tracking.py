@@ -132,7 +132,8 @@ async def change_experiment(
 async def get_annotations(
     request: Request, tracking: TheTracking, _: Caller, job_id: str
 ) -> Response:
-    """Show the tags and notes of a job. The ETag of the response is their revision."""
+    """Show the tags and notes of a job. The ETag of the response is the revision of the tags and
+    notes."""
     found = await tracking.annotations(job_id)
     return answer(request, found, revision_tag(found.revision))
 

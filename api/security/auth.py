@@ -154,7 +154,7 @@ def client_token(request: Request) -> str:
 
 def _refuse_client(request: Request) -> None:
     """Raise Refused for the token of a federated job's client, because such a token is valid only
-    for rounds.
+    for taking part in rounds.
 
     Such a token is also refused on a server without tokens.
     """

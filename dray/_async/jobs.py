@@ -177,8 +177,8 @@ class JobCalls(Calls):
     ) -> views.Job:
         """Move a waiting job to another queue or, with `first`, ahead of all other jobs of its
         priority. The rules of the new queue apply. Raises JobNotWaiting, UnknownQueue, QueueFull,
-        PriorityTooHigh, RuntimeTooLong or ReservationUnfit, and Forbidden if `first` is used by a
-        caller who is not an admin."""
+        PriorityTooHigh, RuntimeTooLong or ReservationUnfit, and raises Forbidden if a caller who is
+        not an admin uses `first`."""
         return await self._change(job_id, queue=queue, first=first or None)
 
     async def change(self, job_id: str, document: Mapping[str, Any]) -> views.Job:
@@ -205,8 +205,8 @@ class JobCalls(Calls):
     ) -> views.Job:
         """Ask a job to save a checkpoint within `grace_s` seconds and release its slots. `grace_s`
         defaults to the server's setting. The job keeps its position in the queue, and resumes when
-        slots are free; with `hold`, not before it is released. Raises JobNotRunning if the job has
-        no slots."""
+        slots are free; with `hold`, the job does not resume before it is released. Raises
+        JobNotRunning if the job has no slots."""
         path = f"{_path(job_id)}/preempt"
         body = present(grace_s=grace_s, held=hold or None)
         call = Call.with_json("POST", path, body) if body else Call("POST", path)
@@ -309,9 +309,9 @@ class ArrayCalls(Calls):
         self, array_id: str, queue: str | None = None, *, first: bool = False
     ) -> views.ArrayChange:
         """Move the waiting jobs of an array to another queue or, with `first`, ahead of all other
-        jobs of their priority. Either all of these jobs are moved, or none: raises UnknownQueue,
-        QueueFull, PriorityTooHigh or ReservationUnfit, and Forbidden if `first` is used by a caller
-        who is not an admin."""
+        jobs of their priority. Either all of these jobs are moved, or none. Raises UnknownQueue,
+        QueueFull, PriorityTooHigh or ReservationUnfit, and raises Forbidden if a caller who is not
+        an admin uses `first`."""
         return await self._change_array(array_id, **present(queue=queue, first=first or None))
 
     async def set_array_priority(self, array_id: str, priority: int) -> views.ArrayChange:
@@ -321,8 +321,8 @@ class ArrayCalls(Calls):
 
     async def set_max_running(self, array_id: str, max_running: int | None) -> views.ArrayChange:
         """Change how many jobs of an array run at the same time; None removes the limit. If more
-        jobs are running, they continue, and no further jobs start until enough of them have
-        ended."""
+        jobs than this are running, they continue, and no further jobs start until enough of them
+        have ended."""
         return await self._change_array(array_id, max_running=max_running)
 
     async def _change_array(self, array_id: str, **changes: Any) -> views.ArrayChange:
@@ -333,8 +333,8 @@ class ArrayCalls(Calls):
         self, array_id: str, *, grace_s: float | None = None, hold: bool = False
     ) -> views.ArrayChange:
         """Ask the running jobs of an array to save checkpoints within `grace_s` seconds, release
-        their slots and, if `hold` is set, wait until they are released. `grace_s` defaults to the
-        server's setting."""
+        their slots and, if `hold` is set, wait until a caller releases the jobs. `grace_s` defaults
+        to the server's setting."""
         given = present(grace_s=grace_s, held=hold or None)
         call = Call.with_json("POST", f"{_array_path(array_id)}/preempt", given)
         return await self._read(views.ArrayChange, call)

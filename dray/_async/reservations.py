@@ -15,8 +15,8 @@ class ReservationCalls(Calls):
 
         `begin_at` and `end_at` are datetimes with a time zone, or times in RFC 3339; the default of
         `begin_at` is now, and `duration_s` (seconds, or a duration such as `"2h"`) can replace
-        `end_at`. Give the nodes with one of `nodes`, `node_labels`, `num_nodes`, `num_gpus` and
-        `all_nodes=True`. Give the jobs with `users`, `queues` and `projects`, or pass
+        `end_at`. Specify the nodes with one of `nodes`, `node_labels`, `num_nodes`, `num_gpus` and
+        `all_nodes=True`. Specify the jobs with `users`, `queues` and `projects`, or pass
         `maintenance=True`. The other fields are `accepts_unnamed`, `flex`, `at_begin`, `at_end` and
         `comment`. Raises ReservationExists, ReservationOverlaps, InvalidReservation or
         TooManyReservations.

@@ -78,8 +78,8 @@ class ScheduleCalls(SubmitCalls):
         deadline_s: int | None = None,
         no_deadline: bool = False,
     ) -> views.JobSchedule:
-        """Change a schedule from its next run on. `no_deadline` removes the deadline. Raises the
-        exceptions of `create_schedule`."""
+        """Change a schedule. The change applies from the next run on. `no_deadline` removes the
+        deadline. Raises the exceptions of `create_schedule`."""
         changes: dict[str, Any] = present(
             cron=cron,
             time_zone=time_zone,
@@ -97,7 +97,8 @@ class ScheduleCalls(SubmitCalls):
         return await self._changed(schedule, {"paused": True})
 
     async def resume_schedule(self, schedule: str) -> views.JobSchedule:
-        """Submit runs again. `missed` decides about the times that passed during the pause."""
+        """Submit runs again. `missed` decides what happens to the runs whose times passed during
+        the pause."""
         return await self._changed(schedule, {"paused": False})
 
     async def run_schedule(self, schedule: str, *, idempotency_key: str | None = None) -> views.Job:

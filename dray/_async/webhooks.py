@@ -67,8 +67,9 @@ class WebhookCalls(Calls):
         await self._send(Call("DELETE", _path(webhook_id)))
 
     async def test_webhook(self, webhook_id: str, *, wait: bool = True) -> views.WebhookDelivery:
-        """Send a test message to a webhook. Returns the message with the receiver's response, or,
-        with `wait=False`, the message without waiting for the response. Raises WebhookDisabled."""
+        """Send a test message to a webhook. Returns the message with the receiver's response. With
+        `wait=False`, returns the message without waiting for the response. Raises
+        WebhookDisabled."""
         sent = await self._read(views.WebhookDelivery, Call("POST", f"{_path(webhook_id)}/test"))
         asked = self._clock()
         while wait and sent.status is DeliveryStatus.WAITING:

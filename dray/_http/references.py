@@ -34,8 +34,8 @@ class IndexList:
     ranges: tuple[range, ...]
 
     def among(self, ids: Mapping[int | None, str]) -> list[str]:
-        """Return the ids of the jobs. `ids` contains the jobs of the array by index. Raises
-        JobNotFound for an index that does not exist."""
+        """Return the ids of the jobs. `ids` maps the indices of the array's jobs to the ids of the
+        jobs. Raises JobNotFound for an index that does not exist."""
         wanted: dict[str, None] = {}
         for some in self.ranges:
             for index in some:
@@ -51,8 +51,8 @@ class IndexList:
 
 
 def index_list(reference: str) -> IndexList | None:
-    """Return the list of indices that a reference contains; None if it contains none, or a single
-    index. Raises JobNotFound for a range that contains no index."""
+    """Return the list of indices that a reference contains; None if the reference contains no
+    index, or only one. Raises JobNotFound for a range that contains no index."""
     array, _, text = reference.rpartition("/")
     if not array or text.isdigit() or not re.fullmatch(rf"{_PART}(?:,{_PART})*", text):
         return None

@@ -47,15 +47,15 @@ class ClusterCalls(Calls):
         users to weights, for example `user_weights={"ann": 2}`. `parent` is the name of a queue.
         Resources and users that are not given remain unchanged. Pass None to restore the default of
         a rule, or to remove a resource or a user's weight. Raises InvalidQueue if the rules
-        contradict each other or the rules of the queues above or under the queue.
+        contradict each other, or contradict the rules of the queues above or below this queue.
         """
         path = f"/v1/queues/{segment(name)}"
         call = Call.with_json("PATCH", path, rules, params(create=True))
         return self._read(views.Queue, call)
 
     def delete_queue(self, name: str) -> None:
-        """Delete a queue. Only for admins. Raises QueueInUse if the queue has jobs that have not
-        ended, or children."""
+        """Delete a queue. Only for admins. Raises QueueInUse if the queue has child queues, or jobs
+        that have not ended."""
         self._send(Call("DELETE", f"/v1/queues/{segment(name)}"))
 
     def costs(
@@ -91,9 +91,9 @@ class ClusterCalls(Calls):
         reservation: str | None = None,
         page_size: int = 500,
     ) -> Generator[views.AccountingRow, None, None]:
-        """Yield the attempts that began before `until` and had not ended before `since`, with the
-        slots that they held in between, in the order of the jobs' submission. Pages are fetched
-        when they are needed.
+        """Yield the attempts that began before `until` and had not ended before `since`, in the
+        order in which their jobs were submitted, with the slots that each attempt held in between.
+        Pages are fetched when they are needed.
 
         since, until: times with a time zone; by default, the beginning of the current month in UTC
         and the current time. per: `job` to add up the attempts of each job. The other arguments
@@ -121,14 +121,14 @@ class ClusterCalls(Calls):
         return self._items(views.AccountingPage, "/v1/accounting", query, page_size=page_size)
 
     def shares(self, *, queue: str | None = None, user: str | None = None) -> views.ShareReport:
-        """Return the usage of each queue and user, compared to their shares, or only of one queue
-        or user. Admins see all users; other users see only themselves."""
+        """Return the usage of each queue and user, or of only one queue or user, compared to their
+        shares. Admins see all users; other users see only themselves."""
         query = params(queue=queue, user=user)
         return self._read(views.ShareReport, Call("GET", "/v1/shares", query))
 
     def decisions(self, *, before: int | None = None, limit: int = 100) -> list[views.Decision]:
         """Return the latest scheduling rounds that changed something. Rounds are stored for a few
-        hours. With `before`, return rounds with lower numbers."""
+        hours. With `before`, return rounds whose numbers are lower than this number."""
         return self._list(views.DecisionPage, "/v1/decisions", params(before=before, limit=limit))
 
     def decision(self, number: int) -> views.ReplayedDecision:
@@ -138,8 +138,8 @@ class ClusterCalls(Calls):
         return self._read(views.ReplayedDecision, Call("GET", f"/v1/decisions/{number}"))
 
     def forecast_errors(self) -> views.ForecastErrors:
-        """Return the errors of the forecasts of the last 7 days, for the starts and the ends of
-        jobs."""
+        """Return the errors of the forecasts of the last 7 days. The forecasts predict when jobs
+        start and end."""
         return self._read(views.ForecastErrors, Call("GET", "/v1/forecasts"))
 
     def cluster(self) -> views.Cluster:
@@ -147,8 +147,8 @@ class ClusterCalls(Calls):
         return self._read(views.Cluster, Call("GET", "/v1/cluster"))
 
     def release_node(self, hostname: str) -> views.ReleasedNode:
-        """Give a node new work although it had faults. Only for admins. Raises NothingWithheld if
-        there is no withheld node with this name."""
+        """Allow a node that had faults to get new work again. Only for admins. Raises
+        NothingWithheld if there is no withheld node with this name."""
         path = f"/v1/cluster/{segment(hostname)}/release"
         return self._read(views.ReleasedNode, Call("POST", path))
 
@@ -158,9 +158,9 @@ class ClusterCalls(Calls):
         """Test the free GPUs of a node, or of all nodes, and return the tests, sorted by node. Only
         for admins.
 
-        Waits for the results for at most `wait_s` seconds; 0 returns at once. The `state` of a test
-        that is not over by then is `waiting` or `running`, and `cluster` shows its result later.
-        Raises NodeNotFound if there is no node with this name.
+        Waits for the results for at most `wait_s` seconds; 0 returns at once. If a test is not over
+        by then, its `state` is `waiting` or `running`, and `cluster` shows its result later. Raises
+        NodeNotFound if there is no node with this name.
         """
         if hostname is None:
             asked = (self._read(views.NodeCheckList, Call("POST", "/v1/cluster/check"))).items
@@ -181,8 +181,8 @@ def _are_open(checks: list[views.NodeCheck]) -> bool:
 
 
 def _newer(known: views.NodeCheck, found: views.NodeCheck | None, check_id: str) -> views.NodeCheck:
-    """Return the state of a test that was asked for. If another test of the node has been requested
-    since, the test is over, and `found` has its result."""
+    """Return the state of a requested test. If another test of the node has been requested
+    since then, the earlier test is over, and `found` has its result."""
     if known.state == "done" or found is None:
         return known
     return found if found.id == check_id else found.model_copy(update={"state": "done"})

@@ -44,7 +44,8 @@ class SubmitCalls(Calls):
         return self._read(views.Job, call)
 
     def _uploaded(self, spec: Spec) -> Any:
-        """Return the document to send, after uploading the folder that it names as its code."""
+        """Return the document to send, after uploading the folder that the document names as its
+        code."""
         document, base = _document(spec)
         packed = packed_code(document, base)
         if packed is None:

@@ -209,8 +209,8 @@ def moment(text: str | None, option: str) -> datetime | None:
 
 
 def future(text: str | None, option: str) -> str | None:
-    """Return the time that an option specifies in RFC 3339. Times without an offset are local times
-    of this machine."""
+    """Return the time that an option specifies, in the format of RFC 3339. Times without an offset
+    are local times of this machine."""
     from datetime import datetime
 
     from dray.input.times import SystemZone, from_words

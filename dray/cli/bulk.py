@@ -62,7 +62,7 @@ def searched(
     yes: bool,
 ) -> Search | None:
     """Return the search; None if jobs are named instead. Raises BadParameter unless the command
-    line has exactly one of them."""
+    line contains either a search or names of jobs, and not both."""
     if (where is None) == (not jobs):
         raise typer.BadParameter("specify jobs, or select jobs with --where")
     if where is None:

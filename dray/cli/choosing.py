@@ -104,9 +104,9 @@ def choose(
 def find_all(
     client: Client, reference: str, failures: Failures, *, is_reading: bool = False
 ) -> list[str]:
-    """Return the ids of the jobs that `reference` identifies, or the id of an array. If there are
-    none, print a failure. If a list of indices contains an index that does not exist, raise
-    JobNotFound, so that no job of the command is changed."""
+    """Return the ids of the jobs that `reference` identifies, or the id of an array. If no job or
+    array matches, print a failure. If a list of indices contains an index that does not exist,
+    raise JobNotFound, so that no job of the command is changed."""
     from dray._http.references import index_list
 
     if index_list(reference) is not None:

@@ -82,7 +82,7 @@ def arguments(
     schedule: str | None,
     reservation: str | None,
 ) -> dict[str, Any]:
-    """Return the arguments of the client's methods for these options."""
+    """Return the arguments for the client's methods that correspond to these options."""
     is_glob = name is not None and any(sign in name for sign in "*?")
     return {
         "state": state_names(state),

@@ -26,7 +26,8 @@ LAUNCHERS = ("python", "python3", "torchrun", "horovodrun", "mpirun", "srun")
 
 def named_document(words: list[str], like: str | None = None) -> tuple[dict[str, Any], str]:
     """Return the document and its display name. `words` is the path of a job document, or a program
-    and its arguments; with `like`, the arguments with which to run this job again."""
+    and its arguments. If `like` names a job, `words` is the arguments with which to run that job
+    again."""
     return _document(words) if like is None else _again(like, words)
 
 

@@ -55,7 +55,7 @@ def is_root(folder: Path) -> bool:
 
 def list_files(folder: Path) -> GitFiles:
     """List the files of a folder with Git. Raises GitUnavailable if Git can't list the files, and
-    SpecError after LIMIT_S."""
+    SpecError if Git takes longer than LIMIT_S."""
     listed = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     files = frozenset(os.fsdecode(path).rstrip("/") for path in listed.split(b"\0") if path)
     folders = {""}

@@ -1,10 +1,10 @@
 """Select the files of a folder to upload, and divide them into parts.
 
 In a repository, Git lists the files: tracked files, and untracked files that are not ignored. In
-other folders, the rules of every `.gitignore` apply. `.drayignore` has the same syntax and takes
-precedence. Some files are always skipped, even if they are tracked, because they are large and
-useless on other machines (`.git`, virtual environments) or secret (`.env`, private keys). `include`
-lists exceptions.
+other folders, the rules of every `.gitignore` apply. `.drayignore` has the same syntax as
+`.gitignore` and takes precedence. Some files are always skipped, even if they are tracked, because
+they are large and useless on other machines (`.git`, virtual environments) or secret (`.env`,
+private keys). `include` lists exceptions.
 """
 
 from __future__ import annotations
@@ -182,8 +182,9 @@ class _Selection:
         )
 
     def below(self, folder: str, path: str = "", *, is_ignored: bool) -> _Selection:
-        """Return the selection for a subfolder. Git lists no files in a folder that it ignores. If
-        a `.drayignore` includes such a folder, the rules therefore decide without Git's list."""
+        """Return the selection for a subfolder. Git lists no files in a folder that it ignores.
+        Therefore, if a `.drayignore` includes such a folder, the rules decide which of its files
+        are packed, without Git's list."""
         if is_ignored:
             return replace(self, ignores_all=True)
         if self.listed is None or self._is_listed(path, is_folder=True):
@@ -351,7 +352,7 @@ def _never(path: Path, *, is_folder: bool) -> str | None:
 
 
 def _relative(root: Path, path: str) -> str:
-    """Return a path that the user gave, relative to the root."""
+    """Convert a path that the user gave to a path relative to the root."""
     given = Path(path)
     absolute = given if given.is_absolute() else root / given
     try:

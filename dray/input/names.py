@@ -1,4 +1,5 @@
-"""Characters that names must not contain and that output must escape, and similar names."""
+"""Characters that names must not contain and that output must escape, and suggestions of similar
+names."""
 
 from __future__ import annotations
 

@@ -93,7 +93,8 @@ def _zone_names() -> list[str]:
 
 
 def localised(local: datetime, zone: tzinfo, where: str) -> datetime:
-    """Return the naive time `local` of a zone with its offset from UTC. `where` names the zone.
+    """Return the naive time `local` as an aware time of the zone, with its offset from UTC. `where`
+    names the zone.
 
     Raises ValueError if clocks skip this time or show it twice.
     """
@@ -127,7 +128,8 @@ def _with_offset(at: datetime) -> datetime:
 
 
 def first_change(before: datetime, after: datetime, zone: tzinfo) -> datetime:
-    """Return the first second after the zone's offset changes between these two times, in UTC."""
+    """Return, in UTC, the first second after the change of the zone's offset between these two
+    times."""
     low = before.astimezone(UTC).replace(microsecond=0)
     high = after.astimezone(UTC).replace(microsecond=0) + _SECOND
     old = low.astimezone(zone).utcoffset()
@@ -144,8 +146,9 @@ def from_words(text: str, now: datetime, zone: tzinfo, where: str) -> datetime:
     """Return the time that a user wrote, relative to `now`, with its offset from UTC. Times without
     an offset are local times of `zone`.
 
-    A time of day without a date is the next such time. A date without a time of day is midnight at
-    its beginning. Raises ValueError for other strings, and in the same cases as `localised`.
+    A time of day without a date means the next occurrence of this time. A date without a time of
+    day means midnight at the beginning of this date. Raises ValueError for other strings, and in
+    the same cases as `localised`.
     """
     words = text.strip().lower()
     if re.fullmatch(TIME, words):

@@ -40,7 +40,8 @@ Sealed = Annotated[bytes, Field(min_length=SEALED_BYTES, max_length=SEALED_BYTES
 
 
 def least_clients(threshold: float, num_clients: int) -> int:
-    """Return how many clients must remain until the end of a round with `num_clients`."""
+    """Return how many of the `num_clients` clients of a round must remain until the end of the
+    round."""
     return max(LEAST_CLIENTS, math.ceil(threshold * num_clients))
 
 
@@ -101,7 +102,8 @@ class MaskingSettings(MaskingMessage):
     """The maximum weight of a client."""
 
     def least_clients(self, num_clients: int) -> int:
-        """Return how many clients of a roster with `num_clients` must remain until the end."""
+        """Return how many of the `num_clients` clients of a roster must remain until the end of the
+        round."""
         return least_clients(self.threshold, num_clients)
 
     @property

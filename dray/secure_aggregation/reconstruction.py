@@ -107,8 +107,8 @@ class Reconstruction:
     def _note_wrong(
         self, owner: str, holders: Sequence[str], shares: Shares, *, has_digests: bool
     ) -> None:
-        """If digests exist, blame the owner. Otherwise, record a suspicion against the holder of
-        each share that is not on the polynomial through the shares of `holders`."""
+        """If digests exist, blame the owner. If there are no digests, record a suspicion against
+        the holder of each share that is not on the polynomial through the shares of `holders`."""
         if has_digests:
             self.blame(owner, "the client's shares do not all belong to the same secret")
             return

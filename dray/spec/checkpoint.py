@@ -1,5 +1,5 @@
-"""The checkpoints of a job, its copies in memory, its comparisons of replicas, and the checkpoint
-of another job from which a job starts."""
+"""The checkpoints of a job, the copies of its state in memory, the comparisons of its replicas, and
+the checkpoint of another job from which it starts."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ class JobSpec(Document):
 
     @property
     def num_spares(self) -> int:
-        """Number of workers in addition to the ranks, which take the places of lost ranks."""
+        """Number of workers, in addition to the ranks, that take the places of lost ranks."""
         return 0 if self.elastic is None else self.elastic.spares
 
     @property
@@ -280,7 +280,8 @@ class JobSpec(Document):
 
     @property
     def takes_local_steps(self) -> bool:
-        """Whether ranks take independent steps between two averages of their weights."""
+        """Whether ranks take independent steps between the times at which they average their
+        weights."""
         return isinstance(self.sync, AllReduce) and self.sync.every > 1
 
     @property

@@ -332,7 +332,8 @@ class Sweep(Document):
         return {name: max(map(_length, one.extremes)) for name, one in self.parameters.items()}
 
     def most_characters(self, arguments: Iterable[str]) -> int:
-        """Return the number of characters in these arguments with the longest values inserted."""
+        """Return the number of characters that these arguments have with the longest value of each
+        parameter inserted."""
         longest = self.longest
         return sum(
             len(argument)

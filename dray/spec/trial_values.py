@@ -29,8 +29,8 @@ def as_text(value: Value) -> str:
 
 def with_values(document: Mapping[str, Any], values: Values) -> dict[str, Any]:
     """Return a copy of a job document with these values in a recipe's fields, or in place of
-    `${NAME}` in a script's arguments. A script's other values are added to its `parameters`, so
-    that they are compared."""
+    `${NAME}` in a script's arguments. Values that the script's arguments don't use are added to the
+    script's `parameters`, so that comparisons include them."""
     script = document.get("script")
     if script is None:
         changed = dict(document)

@@ -38,7 +38,7 @@ dropped."""
 
 
 class BrokenCheckpoint(Exception):
-    """The checkpoint is missing, or differs from what was committed."""
+    """The checkpoint is missing, or differs from the committed checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,15 @@ def staying(
     checked_step: int | None = None,
 ) -> set[str]:
     """Return the URLs of the checkpoints to keep: the `keep` newest, the `keep` newest whose
-    reports the service has stored, the `keep` newest whose reports were sent to it, and the newest
-    up to `checked_step`. If the node is lost before it has sent all reports, the job can resume
-    only from checkpoints whose reports have arrived.
+    reports the service has stored, the `keep` newest whose reports were sent to the service, and
+    the newest checkpoint up to `checked_step`. If the node is lost before it has sent all reports,
+    the job can resume only from checkpoints whose reports have arrived.
 
     steps: the step of each URL, oldest first. reported: offset in the spool at which each
     checkpoint's report ends. The service has stored the report of every checkpoint that is not
-    listed. known: number of bytes of the spool that the service has stored, and number that were
-    sent to it. checked_step: last step after which the replicas were equal, if they are compared.
+    listed. known: number of bytes of the spool that the service has stored, and number of bytes
+    that were sent to the service. checked_step: last step after which the replicas were equal, if
+    they are compared.
     """
     in_order = list(steps)
     kept = set(in_order[-keep:])

@@ -210,9 +210,9 @@ def prepare(
         models; pass the loader to only one of the calls. Every optimizer that updates parameters of
         these models must be passed.
     broadcast_buffers: whether all ranks use the buffers of rank 0, such as running means, as in
-        DDP. If false, a process that replaces a lost one gets the buffers of another rank.
-    blocks: a pattern for the names of the model's blocks, such as `layers.*`. Blocks are the units
-        that are sharded (FSDP2), recomputed in the backward pass if `recompute` is set, and
+        DDP. If false, a process that replaces a lost process gets the buffers of another rank.
+        blocks: a pattern for the names of the model's blocks, such as `layers.*`. Blocks are the
+        units that are sharded (FSDP2), recomputed in the backward pass if `recompute` is set, and
         compiled if `compile_blocks` is set.
     tensor_plan: torch's parallel styles by module name, for ranks that divide each layer.
     shard, tensor: how many ranks a model is sharded among, and how many compute each layer

@@ -213,16 +213,17 @@ def load_checkpoint() -> Checkpoint | None:
     """Return the newest intact checkpoint of the job's earlier attempts, or None.
 
     Each rank can call this before its first step; rank 0's call is also reported to the service. A
-    checkpoint whose files differ from what was committed is skipped, and the previous one is used.
-    Raises StorageError if the storage can't be reached, because a later attempt may be able to
-    reach it.
+    checkpoint whose files differ from the committed files is skipped, and the previous checkpoint
+    is used. Raises StorageError if the storage can't be reached, because a later attempt may be
+    able to reach it.
     """
     with _storing():
         return _checkpoints_of_the_job().load(leaves_receipt=context().rank == 0)
 
 
 class Observer(Protocol):
-    """Measures how a script spends its time. Its methods are called in the script's thread."""
+    """Measures how a script spends its time. The observer's methods are called in the script's
+    thread."""
 
     def stepped(self, step: int) -> None:
         """Called when the script has reported this step."""
@@ -286,8 +287,8 @@ def _is_written() -> bool:
 
 
 def known() -> Known:
-    """Return how many bytes of this process's reports the service has stored, and how many were
-    sent to it."""
+    """Return the number of bytes of this process's reports that the service has stored, and the
+    number of bytes that were sent to the service."""
     directory = os.environ.get("DRAY_SPOOL_DIR")
     return EVERYTHING if directory is None else spool.known(Path(directory))
 

@@ -1,7 +1,7 @@
 """Seeds the generators that a script draws from: Python's, NumPy's and torch's.
 
 In a prepared script, random numbers depend only on the position: for each batch, every generator is
-seeded from the job's seed, the batch and the rank. A process that replaces a lost one draws the
+seeded from the job's seed, the batch and the rank. A process that replaces a lost process draws the
 same numbers, and no generator's state has to be saved or handed over.
 """
 

@@ -8,9 +8,9 @@ bytes, non-vital frames are dropped and counted. While the disk is full, the wri
 memory: all vital frames, and up to `WAITING_BYTES` of other frames.
 
 A file next to the segments holds two offsets. The service has stored the frames up to the first
-offset; the frames up to the second have been sent to it and may be stored. The process that writes
-frames reads this file before it deletes superseded checkpoints. If nothing delivers the spool, the
-file does not exist."""
+offset. The frames up to the second offset have been sent to the service and may be stored. The
+process that writes frames reads this file before it deletes superseded checkpoints. If nothing
+delivers the spool, the file does not exist."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class SpoolWriter:
         return len(self._waiting)
 
     def flush(self) -> bool:
-        """Write the frames waiting for disk space. Returns whether all have been written."""
+        """Write the frames waiting for disk space. Returns whether all frames have been written."""
         while self._waiting and self._add(self._waiting[0], vital=True):
             self._waiting.popleft()
         return not self._waiting

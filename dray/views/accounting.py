@@ -73,7 +73,7 @@ class AccountingRow(View):
 
 
 class AccountingPage(View):
-    """Attempts or jobs, in the order of the jobs' submission."""
+    """Attempts or jobs, in the order in which the jobs were submitted."""
 
     since: datetime
     until: datetime

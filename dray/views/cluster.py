@@ -20,7 +20,7 @@ class QuarantinedSlots(View):
 
 
 class WithheldSlots(View):
-    """A fault because of which a node's GPUs, or its CPUs, get no new work until an admin releases
+    """A fault that keeps a node's GPUs, or its CPUs, from getting new work until an admin releases
     the node."""
 
     gpu: str | None = None

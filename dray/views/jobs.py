@@ -78,8 +78,8 @@ class Goodput(View):
 
 
 class Cost(View):
-    """The cost of slots, divided by how their time was used (see `Goodput`). `total` is the sum of
-    `useful`, `wasted` and `unreported`."""
+    """The cost of slots, broken down by how their time was used (see `Goodput`). `total` is the sum
+    of `useful`, `wasted` and `unreported`."""
 
     currency: str
     total: float

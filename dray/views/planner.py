@@ -1,4 +1,5 @@
-"""Views of plans: how to divide a job among its workers, and how to keep them in sync."""
+"""Views of plans: how to divide a job among its workers, and how to keep the ranks' copies of the
+model in sync."""
 
 from __future__ import annotations
 

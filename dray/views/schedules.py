@@ -46,7 +46,7 @@ class RunOutcome(StrEnum):
 
 
 class RunProblem(View):
-    """Why a run was refused, as in the response to a submission."""
+    """The reason why a run was refused, in the same form as in the response to a submission."""
 
     code: str
     detail: str
@@ -56,7 +56,8 @@ class RunProblem(View):
 
 
 class ScheduleRun(View):
-    """A run of a schedule: a time for which a job was submitted, or the reason why none was."""
+    """A run of a schedule: a time for which a job was submitted, or the reason why no job was
+    submitted."""
 
     at: datetime
     """The time of the run according to the schedule, with the schedule's offset from UTC. For a run

@@ -65,7 +65,7 @@ class WebhookPage(View):
 
 
 class DeliveryAnswer(View):
-    """The receiver's response to the latest attempt, or the reason why there was none."""
+    """The receiver's response to the latest attempt, or the reason why there was no response."""
 
     status: int | None = None
     """HTTP status of the response."""

@@ -170,7 +170,8 @@ class NodeAgent:
         return await self._self_tests.check(check_id, num_held)
 
     async def _problem(self) -> str | None:
-        """Return why ranks can't start: no forkserver, or live processes of a dead node."""
+        """Return why ranks can't start: there is no forkserver, or processes of a dead node are
+        still alive."""
         deployment = deployment_root(self._deployment_id)
         others = [node for node in session_records.nodes_of(deployment) if node != self._directory]
         left = await asyncio.to_thread(orphans.reap_within, others, ORPHANS_BOUND_S)
@@ -204,7 +205,7 @@ class NodeAgent:
         )
 
     async def _end_left(self, job_id: str, attempt: int) -> AttemptResidue:
-        """Return what an attempt has left after its processes were asked to end. Kill remaining
+        """Return what remains of an attempt after its processes were asked to end. Kill remaining
         processes, in case suspended rank actors keep the forkserver from killing them."""
         left = await self._left(job_id, attempt)
         if left:
@@ -216,8 +217,8 @@ class NodeAgent:
         return left
 
     async def quarantine(self, job_id: str, attempt: int) -> bool:
-        """Put an attempt's slots on this node into quarantine until nothing of the attempt remains.
-        Return False if nothing remains."""
+        """Put an attempt's slots on this node into quarantine until no process or GPU memory of the
+        attempt remains. Return False if nothing remains."""
         left = await self._end_left(job_id, attempt)
         if not left:
             return False
@@ -243,7 +244,7 @@ class NodeAgent:
         return [each for each in found if self._node_id in each.node_ids]
 
     async def _tend_quarantine(self) -> None:
-        """Release slots in quarantine once nothing of their attempt remains."""
+        """Release slots in quarantine once no process or GPU memory of their attempt remains."""
         while True:
             for entry in self._book.entries():
                 try:
@@ -327,7 +328,7 @@ class NodeAgent:
         return {(s.rank, s.incarnation): each for s, each in zip(seen, found, strict=True)}
 
     async def slowness(self, job_id: str, attempt: int) -> float:
-        """Return the largest factor by which waiting for a CPU slows down a process on this node
+        """Return the largest factor by which waiting for a CPU slows down any process on this node
         that belongs to the attempt or to Ray (`ray_workers.shared.processes.machine_speed`)."""
         return self._slowness(self._observe_ranks(job_id, attempt))
 
@@ -337,7 +338,8 @@ class NodeAgent:
         return self._waits.sample([*alive, self._raylet, *of_ray])
 
     async def signal(self, job_id: str, attempt: int, rank: int, number: int) -> bool:
-        """Send a signal to all processes of a rank. Return False if this node runs none of them."""
+        """Send a signal to all processes of a rank. Return False if this node runs no process of
+        the rank."""
         try:
             return bool(await send_to_rank(self._socket_path, job_id, attempt, rank, number))
         except ForkFailed:

@@ -1,5 +1,5 @@
-"""The processes and the GPU memory of an attempt that remain on a node after its end. The attempt's
-slots are released once nothing remains."""
+"""The processes and the GPU memory that remain on a node after an attempt has ended. The attempt's
+slots are released once no process or GPU memory of the attempt remains."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ray_workers.shared.processes.procfs import command, find_members, started_t
 
 @dataclass(frozen=True)
 class AttemptResidue:
-    """The processes and the GPU memory that an attempt has left on a node. Falsy if nothing
+    """The processes and the GPU memory that an attempt has left behind on a node. Falsy if nothing
     remains."""
 
     pids: tuple[int, ...]

@@ -126,10 +126,10 @@ def prestart_workers(
 
 
 def start_workers_by(script: str) -> str | None:
-    """Make `ray start` in this process start Ray's workers with another script, in a Python that
-    only has the standard library; `ray start` has no option for this. Return the path of Ray's own
-    script. If this version of Ray does not allow the script to be replaced, return None and change
-    nothing."""
+    """Make `ray start`, when it runs in this process, start Ray's workers with another script, in a
+    Python interpreter that has only the standard library; `ray start` has no option for this.
+    Return the path of Ray's own script. If this version of Ray does not allow the script to be
+    replaced, return None and change nothing."""
     from ray._private import services
     from ray._private.parameter import RayParams
     from ray._private.workers import default_worker
@@ -143,7 +143,7 @@ def start_workers_by(script: str) -> str | None:
 
 
 def import_for_forks(modules: Iterable[str]) -> None:
-    """Import these modules, and what Ray's own worker script imports.
+    """Import these modules, and the modules that Ray's own worker script imports.
 
     Ray draws a random id for each actor class from a generator. Forked processes would have copies
     of the generator's state and draw the same ids, so these ids are drawn from the operating system

@@ -1,8 +1,8 @@
 """Watches the node's GPUs for faults through NVIDIA's management library (NVML).
 
 Xid errors arrive as events; the other faults are read every few seconds. A call to NVML might never
-return after the driver has lost a GPU, so a thread of its own makes all calls, and readers get the
-faults that were found before.
+return after the driver has lost a GPU, so a separate thread makes all calls, and readers get the
+faults that have been found so far.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ class GpuWatch:
         }
 
     def _is_on(self, gpu: _Gpu, name: str) -> bool:
-        """Whether a name in CUDA_VISIBLE_DEVICES is the GPU, or a part (MIG) of it."""
+        """Whether a name in CUDA_VISIBLE_DEVICES denotes the GPU, or a part (MIG) of the GPU."""
         if name.isdecimal():
             return int(name) == gpu.index
         if not name.startswith("MIG-"):
@@ -265,7 +265,7 @@ class GpuWatch:
             return None
 
     def _register(self) -> None:
-        """Add to the set of events the GPUs that NVML has not accepted yet."""
+        """Add the GPUs that NVML has not accepted yet to the set of events."""
         for gpu in self._gpus:
             if self._events is not None and not gpu.is_registered:
                 with contextlib.suppress(self._nvml.NVMLError):

@@ -2,8 +2,8 @@
 
 A rank masks its reports where it can, but a script can put a secret's value into a metric name or a
 tag. Therefore the node agent, through which all text leaves the node, masks the text again. The
-agent learns an attempt's secrets from a file next to the spools, which contains their names but not
-their values.
+agent learns an attempt's secrets from a file next to the spools, which contains the names of the
+secrets but not their values.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _readable(folder: str, names: list[str], owner: str | None) -> dict[str, str
 
 def mask_frames(data: bytes, masker: Masker) -> bytes:
     """Mask the values of secrets in complete lines of a spool. Removed text is replaced by spaces,
-    so that each line keeps its length, because offsets in the spool depend on it."""
+    so that each line keeps its length, on which offsets in the spool depend."""
     if not masker.longest:
         return data
     return b"".join(_masked_line(line, masker) for line in data.splitlines(keepends=True))

@@ -40,8 +40,8 @@ class NotDone(Exception):
     def __init__(
         self, message: str, state: BuildState = BuildState.FAILED, *, most_tries: int = 1
     ) -> None:
-        """`most_tries` is the number of failures after which the work's state is `state`. Before
-        that, the state is UNREACHABLE."""
+        """`most_tries` is the number of failures after which the work's state is `state`. After
+        fewer failures, the state is UNREACHABLE."""
         super().__init__(message)
         self._state = state
         self._most_tries = most_tries
@@ -52,7 +52,7 @@ class NotDone(Exception):
 
 
 class Abandoned(Exception):
-    """The work was stopped because no job needs it, which does not count as a failure."""
+    """The work was stopped because no job needs it. This does not count as a failure."""
 
 
 @dataclass(frozen=True)

@@ -72,8 +72,8 @@ class SiloRules:
 
     def frames(self, data: bytes) -> bytes:
         """Reduce complete lines of a spool to the content that is allowed to leave the node.
-        Removed text is replaced by spaces, so that each line keeps its length, because offsets in
-        the spool depend on it."""
+        Removed text is replaced by spaces, so that each line keeps its length, on which offsets in
+        the spool depend."""
         return b"".join(self._line(line) for line in data.splitlines(keepends=True))
 
     def _line(self, line: bytes) -> bytes:
@@ -93,7 +93,8 @@ class SiloRules:
         return nothing if len(text) >= len(line) else text.ljust(len(line) - 1) + b"\n"
 
     def _closed(self, kind: FrameKind, body: Mapping[str, Any]) -> dict[str, Any] | None:
-        """For a frame whose kind is not open, return the part that may leave the node, or None."""
+        """For a frame of a kind that the owner has not opened, return the part that may leave the
+        node, or None."""
         if kind is FrameKind.METRICS:
             values = {n: _number(v) for n, v in body["values"].items() if n in self.metrics}
             return {"step": _number(body["step"]), "values": values} if values else None
@@ -132,8 +133,8 @@ def owner_opens(environ: Mapping[str, str]) -> frozenset[Opening]:
 
 
 def owner_metrics(environ: Mapping[str, str], asked: Set[str]) -> frozenset[str]:
-    """Return the metrics of a job that are allowed to leave: all of them or, if the owner has set a
-    list, only the metrics in the list."""
+    """Return the metrics of a job that are allowed to leave the node: all metrics or, if the owner
+    has set a list, only the metrics in the list."""
     if METRICS not in environ:
         return frozenset(asked)
     return frozenset(asked & {word.strip() for word in environ[METRICS].split(",")})

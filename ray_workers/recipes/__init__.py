@@ -34,7 +34,7 @@ class BuildWorkload(Protocol):
 
     def __call__(self, document: JobSpec, policy: DataPolicy, own: Data | None = None) -> Workload:
         """Build the model and the data on the CPU, identically on every rank. If `own` is given,
-        the samples come from this data set, and the document's data only determine the model. Raise
+        the samples come from this data set, and the document's data determine only the model. Raise
         DataError."""
 
 

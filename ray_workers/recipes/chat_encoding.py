@@ -1,8 +1,9 @@
 """Conversion of examples to tokens: conversations, prompts with completions, and plain texts.
 
 A token counts in the loss if any of its characters belongs to an answer. The characters of an
-answer are what the chat template marks with `{% generation %}`. If the template has no such marks,
-they are what a message of the assistant adds to the rendered conversation before it.
+answer are the characters that the chat template marks with `{% generation %}`. If the template has
+no such marks, they are the characters that the assistant's message adds to the rendered
+conversation that precedes it.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class ExampleEncoder:
 
     def _ended(self, text: str, answers: Sequence[Span]) -> Encoded:
         """Encode a text with the tokens that the tokenizer adds, and with an end token, which
-        counts."""
+        counts in the loss."""
         ids, counts = self._encoded(text, answers, special=True)
         end = self._tokenizer.eos_token_id
         if end is not None and ids[-1] != end:
@@ -193,7 +194,8 @@ class ExampleEncoder:
         template: str,
         text: str,
     ) -> Span:
-        """Return the characters that a message adds to the conversation before it."""
+        """Return the characters that a message adds to the rendered conversation that precedes
+        it."""
         if number == 0:
             raise broken(
                 location,
@@ -223,7 +225,7 @@ class ExampleEncoder:
         is_prompt: bool = False,
         is_marked: bool = False,
     ) -> tuple[str, list[Span]]:
-        """Return the text of the messages, and the parts of it that the template marks."""
+        """Return the text of the messages, and the parts of the text that the template marks."""
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -304,8 +306,8 @@ def _from_sharegpt(location: str, number: int, given: Any) -> Message:
 
 
 def _checked(location: str, given: Sequence[Any]) -> list[Message]:
-    """Return the messages in the form that chat templates expect. Raises DataError unless they
-    are a conversation that ends with an answer."""
+    """Return the messages in the form that chat templates expect. Raises DataError unless the
+    messages are a conversation that ends with an answer."""
     messages = [_message(f"{location}, message {n}", one) for n, one in enumerate(given, start=1)]
     roles = [message["role"] for message in messages]
     if "assistant" not in roles:
@@ -362,8 +364,8 @@ def _message(location: str, given: Any) -> Message:
 
 
 def _call(location: str, call: Any) -> Any:
-    """Return a call with its arguments as an object, as chat templates expect; OpenAI's format has
-    them as JSON in a string."""
+    """Return a call whose arguments are an object, as chat templates expect; in OpenAI's format,
+    the arguments are JSON in a string."""
     if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
         raise broken(location, "has a call in `tool_calls` without a `function`")
     function = call["function"]

@@ -38,9 +38,10 @@ def export(
 
     `inputs` is the name of the model's only input. `example` is an example input (N, ...), in which
     N is dynamic and the other dimensions are fixed. `about` describes inputs and outputs, as JSON
-    data. The output of the exported model is a number for each class, from which `predict` derives
-    its decision, or the number that a regression predicts. Raises ValueError for another suffix,
-    and ImportError if the packages of `dray[onnx]` are missing.
+    data. For a classification, the exported model returns a number for each class, from which
+    `predict` derives its decision. For a regression, the exported model returns the predicted
+    number. Raises ValueError for another suffix, and ImportError if the packages of `dray[onnx]`
+    are missing.
     """
     target = Path(path)
     if target.suffix not in (ONNX, PROGRAM):
@@ -62,7 +63,8 @@ def export(
 
 
 def need(purpose: str, extra: str, *packages: str) -> None:
-    """Raise ImportError if one of the packages, which `extra` of dray installs, is missing."""
+    """Raise ImportError if one of these packages is missing. `extra` is the extra of dray that
+    installs them."""
     for name in packages:
         try:
             importlib.import_module(name)

@@ -51,8 +51,8 @@ _NOT_OF_TOKENS = {
 
 
 def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = None) -> Workload:
-    """Build a workload from examples. The loss of a sample is the sum over its tokens
-    that count. Raises DataError and ModelError."""
+    """Build a workload from examples. The loss of a sample is the sum of the losses of its counted
+    tokens. Raises DataError and ModelError."""
     assert own is None  # only federated jobs have other data
     options, method = document.model, document.method
     assert isinstance(options, spec.Pretrained)
@@ -151,8 +151,8 @@ def _objective(method: spec.AnyMethod) -> dict[str, Any]:
 
 @contextmanager
 def _small_files(base: BaseModel) -> Iterator[Path]:
-    """Create a folder with the base's files, except for the weights and the files in subfolders,
-    for transformers, which expects each file under its name."""
+    """Create a folder with the base's files, except for the weights and the files in subfolders.
+    transformers needs this folder, because it expects each file under its name."""
     with tempfile.TemporaryDirectory(prefix="dray-base-") as folder:
         for name, path in base.paths.items():
             if "/" not in name and not name.endswith(".safetensors"):
@@ -194,7 +194,8 @@ def _joined(examples: Examples, at: Rows, longest: int | None) -> tuple[Tensor, 
     T), of some examples. T is the length of the longest row.
 
     longest: maximum length of a row with several examples; None for one example in each row. The
-    position of padding is always 0, so that it is another sequence and attends to nothing else.
+    positions of padding are always 0, so that each padding token is a separate sequence and attends
+    to no other token.
     """
     lengths = examples.lengths[at]
     groups = [[n] for n in range(len(at))] if longest is None else best_fit(lengths, longest)
@@ -251,9 +252,9 @@ class Writer:
         seed: int = 0,
     ) -> str:
         """Return the model's answer to a conversation (a list of messages), or its continuation of
-        a text. Each token is the most likely one if the temperature is 0, otherwise a random one.
-        The answer ends with the model's end token, or after `num_tokens`. Raises ValueError for an
-        empty prompt."""
+        a text. Each token is the most likely token if the temperature is 0; with any other
+        temperature, it is a random token. The answer ends with the model's end token, or after
+        `num_tokens`. Raises ValueError for an empty prompt."""
         if not prompt:
             raise ValueError("the prompt is empty")
         if isinstance(prompt, str):

@@ -34,7 +34,7 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
     """Build a workload from windows of `context_length` tokens. The windows at the end are used for
     validation. If `own` is given, the text comes from this data set instead of the document's data.
 
-    The loss of a sample is the mean over its tokens. Raises DataError.
+    The loss of a sample is the mean of the losses of its tokens. Raises DataError.
     """
     options = document.model
     assert isinstance(options, spec.Gpt | spec.Imported)
@@ -129,8 +129,9 @@ class Generator:
     def predict(
         self, prompt: str, *, num_tokens: int = 100, temperature: float = 0.0, seed: int = 0
     ) -> str:
-        """Return a continuation of the prompt. Each token is the most likely one if the temperature
-        is 0, otherwise a random one. Raises ValueError for an empty prompt."""
+        """Return a continuation of the prompt. Each token is the most likely token if the
+        temperature is 0; with any other temperature, it is a random token. Raises ValueError for an
+        empty prompt."""
         ids = self._encode(prompt)
         generator = torch.Generator().manual_seed(seed)
         known = len(ids)

@@ -43,7 +43,7 @@ def write_weights(
     trained: Trained, folder: Path, dtypes: Mapping[str, torch.dtype] = MappingProxyType({})
 ) -> None:
     """Write the weights or, if they are already stored in several files, the index of the files.
-    dtypes: the data types of tensors that are stored in another type than the model's."""
+    dtypes: the data types of tensors that are stored with a different type than in the model."""
     if isinstance(trained, StoredWeights):
         if set(trained.file_of.values()) != {WEIGHTS}:
             write_index(trained, folder)

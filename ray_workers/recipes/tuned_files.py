@@ -113,8 +113,9 @@ def _write_merged(
     new: Mapping[str, Tensor],
     folder: Path,
 ) -> None:
-    """Write the base's files of weights, with the adapter's products added to their targets. new:
-    tensors that the base does not have, which replace its output layer."""
+    """Write the base's weights files, with the product of the adapter's matrices added to each
+    weight that has an adapter. new: tensors that the base does not have, which replace its output
+    layer."""
     known = {one.key for one in stored.values()}
     file_of: dict[str, str] = {}
     num_bytes = 0

@@ -1,8 +1,8 @@
 """Commands that the service sends to the supervisor of a running attempt.
 
 If the response to a command is lost, the service sends the command again. Commands are therefore
-idempotent: the supervisor ignores a drill with a known id, a grant, recall or limit with a known
-number, and every stop after the first.
+idempotent: the supervisor ignores every drill whose id it has already received, every grant, recall
+or limit whose number it has already received, and every stop after the first.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class Recall:
 
 @dataclass(frozen=True)
 class Limit:
-    """End the attempt after another running time than the attempt was launched with."""
+    """End the attempt after a different running time than the running time with which the attempt
+    was launched."""
 
     number: int
     """Sequence number within the attempt, starting from 1."""

@@ -415,7 +415,8 @@ class ProcessSpec:
 
 @dataclass(frozen=True)
 class RankTask(ProcessSpec, RankSpec):
-    """Everything that a training process needs. It receives the task as JSON when it is forked."""
+    """Everything that a training process needs. The process receives the task as JSON when it is
+    forked."""
 
     world_size: int
     num_nodes: int

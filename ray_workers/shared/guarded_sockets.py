@@ -26,7 +26,8 @@ class RefusedAddress(Exception):
 
 
 def socket_factory(host: str, allowed: AllowedHosts) -> Callable[[AddressInfo], socket.socket]:
-    """Return a socket factory for aiohttp's `TCPConnector`, only for connections to this host.
+    """Return a socket factory for aiohttp's `TCPConnector`, whose sockets connect only to this
+    host.
 
     Raises RefusedAddress if the host name is forbidden. The factory raises RefusedAddress if the
     address of the host is forbidden.

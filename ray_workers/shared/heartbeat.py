@@ -365,7 +365,8 @@ def unreported_steps(data: bytes | mmap.mmap) -> list[UnreportedStep]:
 
 
 def figures_of_earlier_processes(prefix: str) -> list[UnreportedStep]:
-    """Return the figures stored by earlier processes on this node that had this process's rank."""
+    """Return the figures that were stored by earlier processes on this node with the same rank as
+    this process."""
     own = Path(prefix)
     pages = own.parent.glob(f"{own.name.split('.')[0]}.*.page")
     return [figures for page in pages for figures in unreported_steps(page.read_bytes())]

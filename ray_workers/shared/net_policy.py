@@ -68,7 +68,7 @@ def refused_host(host: str, allowed: AllowedHosts) -> str | None:
     """Return why a URL must not contain this host, or None if the host is allowed. Host names are
     not resolved.
 
-    When a worker connects to an allowed name, its address is also checked.
+    When a worker connects to an allowed name, the address to which it connects is also checked.
     """
     name = canonical_host(host)
     if allowed.has_name(name):

@@ -38,7 +38,7 @@ def nonce_path(storage_url: str) -> Path | None:
 
 def entries(folder: Path) -> list[Path]:
     """Return the entries of a folder, or an empty list if the folder does not exist or is being
-    removed, in which case `glob` could raise an error."""
+    removed (while it is being removed, `glob` could raise an error)."""
     try:
         return list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):

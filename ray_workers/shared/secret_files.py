@@ -1,7 +1,7 @@
 """Secrets of jobs: named files that the cluster's operator puts on the nodes.
 
-A job's document contains only the names of secrets. The file with that name is read on the node by
-the rank's process, and by its rank actor, which masks the value in the rank's output. dray never
+A job's document contains only the names of secrets. The rank's process reads the file with that
+name on its node, and so does its rank actor, which masks the value in the rank's output. dray never
 sends the value to another machine. A file in the folder itself is available to all owners' jobs. A
 file in `owners/OWNER` is available only to that owner's jobs, and takes precedence.
 """

@@ -277,7 +277,7 @@ class GroupMonitor:
         """Give the other ranks a moment to fail on their own, so that their errors are reported.
 
         Does nothing if the group recovers in place: instead of failing, its ranks wait for a new
-        round, although none will be formed.
+        round, although no such round will be formed.
         """
         running = [m.exit for m in self._group.running if m.exit is not None]
         if running and not self._recovers_in_place:

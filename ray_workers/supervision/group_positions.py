@@ -44,13 +44,13 @@ class GroupPositions:
 
     def since(self, member: Member) -> int:
         """Return the number of the announced round in which the member's process got its rank. A
-        spare can get it long after its process was started."""
+        spare can get its rank long after its process was started."""
         return self._since.get((member.index, member.incarnation), self._num_rounds)
 
     def are_complete_without(self, slots: Collection[Slots], members: Sequence[Member]) -> bool:
-        """Whether the members that are not in these slots have all parts of the model, and fewer of
-        them than before would be idle, or as many as before. A spare that takes a rank counts as
-        idle before and after."""
+        """Whether the members outside these slots have all parts of the model, and no more of them
+        than before would be idle. A spare that takes a rank counts as idle both before and after
+        the change."""
         size = self._mesh.num_parts
         if size == 1:
             return True

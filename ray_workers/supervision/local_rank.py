@@ -1,8 +1,8 @@
 """A rank without an actor of its own: the supervisor's process does the work of the rank actor.
 
-Starting a rank actor takes longer than everything else that dray does for a job of a second. The
-actor is only needed to get a GPU from Ray, to reach another node, or to keep the output of several
-ranks from delaying the supervisor.
+Starting a rank actor takes longer than everything else that dray does for a job that lasts a
+second. The actor is only needed to get a GPU from Ray, to reach another node, or to keep the output
+of several ranks from delaying the supervisor.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ def is_local(spec: AttemptSpec, own_node_id: str) -> bool:
 
 
 class LocalRank:
-    """A rank in this process. It is called like a rank actor, `local.method.remote(...)`, and its
-    calls fail with RayActorError once it is closed, like the calls of a dead actor."""
+    """A rank in this process. A local rank is called like a rank actor, `local.method.remote(...)`,
+    and its calls fail with RayActorError once the rank is closed, like the calls of a dead
+    actor."""
 
     def __init__(self, rank: RankHost) -> None:
         self._rank = rank

@@ -1,4 +1,4 @@
-"""The workers of a group, as its supervisor records them, and the changes of a group."""
+"""The supervisor's records of the workers of a group, and of the changes to a group."""
 
 from __future__ import annotations
 

@@ -162,8 +162,8 @@ class NodeClients:
         return _joined(await self._all("errors"))
 
     async def all_errors(self, are_given_up: Callable[[Set[str]], Awaitable[bool]]) -> list[Frame]:
-        """Like `errors`, but wait until every node has responded, or `are_given_up` returns True
-        for the remaining nodes."""
+        """Like `errors`, but wait until every node has responded, or until `are_given_up` returns
+        True for the remaining nodes."""
         answers: dict[str, list[Frame]] = {}
         while missing := set(self._agents) - answers.keys():
             answers |= await self._answers(missing, "errors")

@@ -271,7 +271,8 @@ class RecoveryController:
         return is_waiting and member.index in self._responding
 
     def _take_over(self, takeovers: Sequence[tuple[int, int]]) -> None:
-        """Give each spare the rank of the other worker, which becomes a spare."""
+        """Give each spare the rank of the worker with which it is paired; this worker becomes a
+        spare."""
         for spare, lost in (self._members(pair) for pair in takeovers):
             spare.rank, spare.is_placed, spare.is_spare = lost.rank, True, False
             lost.is_placed, lost.is_spare, lost.is_ready = False, True, False
@@ -344,7 +345,8 @@ class RecoveryController:
     # Lost members that rejoin.
 
     def restart_idle(self) -> None:
-        """Restart members without a rank that have exited. The monitor does not see their exits."""
+        """Restart members that have exited and that have no rank. The monitor does not see their
+        exits."""
         if not self.positions.idle or self.state.regrouping is not None:
             return
         for member in self._group.members:

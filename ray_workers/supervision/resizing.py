@@ -1,5 +1,5 @@
-"""Adds workers when the service grants slots to the attempt, and removes workers when it recalls
-slots."""
+"""Adds workers when the service grants slots to the attempt, and removes workers when the service
+recalls slots."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ class Resizing:
             await self._recovery.resize(GroupChange(ready=ranks, how=grows))
 
     def _ranks_and_spares(self, newcomers: list[Member]) -> tuple[list[Member], list[Member]]:
-        """Return the members that get a rank, and the newcomers that become spares. The group gets
-        its ranks first, and its spares from the remaining slots. Spares only get ranks if the
-        newcomers do not suffice for another replica of a divided model."""
+        """Return the members that get a rank, and the newcomers that become spares. The first slots
+        are for the group's ranks, and the remaining slots are for its spares. Spares only get ranks
+        if the newcomers do not suffice for another replica of a divided model."""
         most, num_parts = self._traits.most_ranks, self._traits.mesh.num_parts
         if most is None:
             return newcomers, []

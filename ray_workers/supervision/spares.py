@@ -62,8 +62,9 @@ class Spares:
         """Start processes for spares that have none, and kill spares that don't respond. While the
         group recovers, no process is started, because it would slow down the recovery.
 
-        The first processes are started once the group trains, so that they don't delay its start,
-        and once a script has called `train.prepare`, because only such a script waits for a rank.
+        The first processes are started only after the group has begun to train, so that they don't
+        delay its start. For a script, they are started only after the script has called
+        `train.prepare`, because only such a script waits for a rank.
         """
         self._recovery.restart_idle()
         ready = self._num_ready()

@@ -103,13 +103,15 @@ class Supervisor:
         return self._run is None and not self._has_left
 
     async def reserve(self) -> bool:
-        """Whether the supervisor is idle. If it is, it waits `RESERVED_S` for `begin`."""
+        """Whether the supervisor is idle. If the supervisor is idle, it waits `RESERVED_S` for
+        `begin`."""
         if self._is_idle:
             self._exit_after(RESERVED_S)
         return self._is_idle
 
     async def begin(self, spec: AttemptSpec) -> None:
-        """Run another attempt. If it can't start, polls show that it has no supervisor."""
+        """Run another attempt. If the attempt can't start, polls show that the attempt has no
+        supervisor."""
         is_refused = (spec.job_id, spec.attempt) in self._refused
         if self._is_idle and series_of(spec) == self._series and not is_refused:
             self._start(spec)

@@ -17,8 +17,8 @@ Sample = Mapping[int, Mapping[str, float]]
 
 
 def boot_time() -> float:
-    """Return the number of seconds since boot. Unlike the system clock, this clock can't be set. It
-    also advances while the machine is suspended."""
+    """Return the number of seconds since boot. Unlike the system clock, this clock can't be set.
+    This clock also advances while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -45,7 +45,7 @@ class SystemMetricsReporter:
         self._is_wanted = False
 
     def ask(self) -> None:
-        """Request a sample with the next observation, if one is due."""
+        """Request a sample with the next observation, if a sample is due."""
         if self._period_s is None:
             return
         now = self._clock()

@@ -39,7 +39,7 @@ def began_at_step(attempt: AttemptRow | Row[Any, Any, Any]) -> int | None:
 
     A script that does not report the step from which it resumed is assumed to begin just before the
     first metric that it reports. Metrics found in the script's output or files are ignored, because
-    each of their series has its own steps.
+    each series of such metrics has its own steps.
     """
     if attempt.resume_step is not None:
         return attempt.resume_step
@@ -73,8 +73,8 @@ def _counting(session: Session, job_id: str) -> tuple[list[CheckpointRow], list[
 
 
 def why_missing(session: Session, job_id: str, step: int | None = None) -> str:
-    """Return the rest of a sentence that states that the job has no checkpoint at this step (None:
-    at any step): why an existing checkpoint does not count, or an empty string."""
+    """Return the end of the sentence that states that the job has no checkpoint at this step, or at
+    any step if the step is None: why an existing checkpoint does not count, or an empty string."""
     _, suspect = _counting(session, job_id)
     if not any(step in (None, row.step) for row in suspect):
         return ""

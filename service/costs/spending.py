@@ -72,9 +72,9 @@ class UsedUpBudgets:
         now: datetime,
         running: Sequence[RunningJob] = (),
     ) -> dict[str, str]:
-        """Return the reason why no job starts for each queue whose budget, or the budget of a queue
-        above it, is used up, keyed by the queue's name. The expected cost of the running jobs
-        counts as spent."""
+        """Return a reason for each queue in which no job starts because its budget, or the budget
+        of a queue above it, is used up, keyed by the queue's name. The expected cost of the running
+        jobs counts as spent."""
         limited = with_budget(queues)
         prices = self._prices.current() if limited else None
         if prices is None:
@@ -103,8 +103,8 @@ class UsedUpBudgets:
 def _to_come(
     session: Session, running: Sequence[RunningJob], prices: Prices, now: datetime
 ) -> dict[str, QueueSpending]:
-    """Return the further cost that the running jobs of each queue are expected to have. A job
-    without an estimate is expected to run for as long again as it has run."""
+    """Return the expected additional cost of the running jobs of each queue. A job
+    without an estimate is expected to continue for as long as it has already run."""
     node_ids = {part.node_id for job in running for part in job.slices}
     labels = cluster_repository.labels(session, sorted(node_ids)) if node_ids else {}
     month_left_s = (next_month(now) - now).total_seconds()

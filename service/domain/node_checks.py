@@ -50,7 +50,7 @@ class CheckOutcome(StrEnum):
 
 def machine_fault(outcome: Outcome) -> str | None:
     """Return why the end of an attempt suggests a fault of the machine of the rank at fault; None
-    if it does not. An error of the program, and a signal from outside, suggest no such fault."""
+    if it does not. A program error or an external signal does not suggest such a fault."""
     if names_hardware(outcome.message):
         return f"CUDA reported a fault of the GPU of rank {outcome.rank}"
     if outcome.cause is not Cause.WORKER_LOST or outcome.slowness > 1.0:

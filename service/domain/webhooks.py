@@ -89,8 +89,8 @@ def is_notified(
     in_queues: Collection[str],
     with_labels: Mapping[str, str],
 ) -> bool:
-    """Whether a webhook with these filters is notified about a job with this state and labels, in
-    this queue, which is in `in_queues` with the queues above it."""
+    """Whether a webhook with these filters is notified about a job with this state and labels in
+    this queue. `in_queues` contains the queue and the queues above it."""
     if of not in states or (queue is not None and queue not in in_queues):
         return False
     return all(with_labels.get(key) == value for key, value in labels.items())

@@ -150,7 +150,7 @@ class ClientRounds:
     async def answer(
         self, name: str, phase: str, content: bytes
     ) -> tuple[views.UpdateReceipt, bool]:
-        """Like `send`, pass the rank the client's response in a phase of secure aggregation.
+        """Like `send`, but pass a client's response in a phase of secure aggregation to the rank.
 
         In the phase `masked_input`, the response is the SHA-256 of the parts.
         """
@@ -255,8 +255,8 @@ def _is_asked(at: Row[Any]) -> bool:
 
 
 def _refuse_unwanted(at: Row[Any], but: str | None = None) -> None:
-    """Raise UpdateRefused if the client is not selected, or has already sent an update and the
-    SHA-256 of that update is not `but`."""
+    """Raise UpdateRefused if the client is not selected, or if it has already sent an update whose
+    SHA-256 is not `but`."""
     if not _is_asked(at):
         raise UpdateRefused(f"client {at.client} is not selected in round {at.number}")
     if at.sent_round == _sent_name(at) and at.sent_sha256 != but:

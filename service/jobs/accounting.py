@@ -1,7 +1,7 @@
 """Accounting: a row for each attempt or job in a period, with the slots that it held and their
 cost.
 
-Costs are counted as in `service.costs`: up to the latest report of an attempt, and, of a group that
+Costs are counted as in `service.costs`: up to the latest report of an attempt and, for a group that
 changes its size, by the slots that it held at each point in time. Therefore the rows of adjacent
 periods add up to the rows of the whole period.
 """
@@ -36,7 +36,7 @@ from service.lifecycle import resizing
 
 
 class Accounting:
-    """Pages of what ran, read from the database."""
+    """Pages of the attempts or jobs that ran, read from the database."""
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime] | None = None) -> None:
         self._database = database
@@ -106,7 +106,7 @@ _STORED = TypeAdapter(
 def _items(
     session: Session, wanted: AccountingFilter, position: _AfterRow, limit: int
 ) -> list[views.AccountingRow]:
-    """Return one item more than `limit`, if there are as many."""
+    """Return up to `limit` + 1 items."""
     period, after = position.period, (position.job_id, position.attempt)
     find = repository.of_jobs if wanted.per == "job" else repository.page
     rows = find(session, wanted, period, after=after, limit=limit + 1)

@@ -60,8 +60,9 @@ class ArrayChanges:
         actor: str = ANONYMOUS,
         is_admin: bool = False,
     ) -> views.ArrayChange:
-        """Change all jobs of the array or, if the rules of a queue do not allow it for one of them,
-        none. Raises the errors of `JobChanges.change`, except for skipped jobs."""
+        """Change all jobs of the array, or none of them if the rules of a queue do not allow the
+        change for one of them. Raises the errors of `JobChanges.change`, except for skipped
+        jobs."""
         now = self._clock()
 
         def work(session: Session) -> views.ArrayChange:
@@ -131,7 +132,8 @@ class ArrayChanges:
 
 
 def _that(apply: Callable[[Any], object], rows: Sequence[R], skipped: Counter[str]) -> list[R]:
-    """Return the rows for which `apply` does not raise. Counts the others by their problems."""
+    """Return the rows for which `apply` does not raise. Counts the other rows by the problem that
+    `apply` raises."""
     kept = []
     for row in rows:
         try:
@@ -151,8 +153,9 @@ def _check_rules(
     *,
     is_admin: bool,
 ) -> Queue | None:
-    """Refuse a change that the queues do not allow for one of the jobs. Jobs that differ in nothing
-    that the rules depend on are checked together. Returns the queue to which jobs are moved."""
+    """Refuse a change that the queues do not allow for one of the jobs. Jobs that are equal in
+    everything on which the rules depend are checked together. Returns the queue to which jobs are
+    moved."""
     queue = None
     coming: Counter[str | None] = Counter(
         row.queue for row in rows if wanted.queue not in (None, row.queue)

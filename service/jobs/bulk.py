@@ -49,7 +49,7 @@ TOGETHER = 50
 
 
 class _Together:
-    """The events of the changes in one transaction, and the jobs that they end."""
+    """The events of the changes in one transaction, and the jobs that these changes end."""
 
     def __init__(self) -> None:
         self.events: list[Mapping[str, Any]] = []
@@ -66,7 +66,7 @@ changed."""
 
 
 class Annotate(Protocol):
-    """Changes the tags of a locked job, and returns whether anything differs."""
+    """Changes the tags of a locked job, and returns whether anything was changed."""
 
     def __call__(
         self,
@@ -164,8 +164,8 @@ class BulkChanges:
     async def _changed(
         self, some: Sequence[str], wanted: BulkRequest, of_row: RowChange
     ) -> list[bool | BaseException]:
-        """Change each of these jobs in one transaction, which a dry run rolls back. Return whether
-        each job differs, or the error."""
+        """Change each of these jobs in one transaction, which a dry run rolls back. Return, for
+        each job, whether it was changed, or the error."""
 
         def attempt(
             session: Session, job_id: str, row: JobRow | None, together: _Together
@@ -283,7 +283,8 @@ class _Outcome:
         return len(self._changed)
 
     def add(self, job_ids: Sequence[str], done: Sequence[bool | BaseException]) -> None:
-        """Record jobs, each with whether it was changed, or with the problem."""
+        """Record whether each of these jobs was changed, or the problem that prevented the
+        change."""
         for job_id, result in zip(job_ids, done, strict=True):
             if isinstance(result, DomainError):
                 _, of_code = self._problems.setdefault(result.code, (result.message, []))

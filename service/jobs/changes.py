@@ -106,7 +106,7 @@ class JobChanges:
         actor: str,
         is_admin: bool,
     ) -> views.Job | None:
-        """Change the job. Returns None if its document is no longer the one in `new`."""
+        """Change the job. Returns None if its document is no longer the document in `new`."""
         if new is not None and {"after", "name"} & new.patch.keys():
             dependencies_repository.lock_changes(session)
         row = found(session, job_id, lock=True)
@@ -150,8 +150,8 @@ def change_row(
     now: datetime,
     events: list[Mapping[str, Any]],
 ) -> bool:
-    """Change the position of a locked job, and return whether anything differs. The events of the
-    change are added to `events`. Raises the errors of `JobChanges.change`."""
+    """Change the position of a locked job, and return whether anything was changed. The events of
+    the change are added to `events`. Raises the errors of `JobChanges.change`."""
     refuse_state(session, row, wanted)
     queue = check_rules(session, row, wanted, now, is_admin=is_admin)
     change = JobChange(session, row, actor, now, events=events)
@@ -160,7 +160,7 @@ def change_row(
 
 
 def _refuse_document(row: JobRow, wanted: JobChangeRequest) -> None:
-    """Refuse a change of the document that is too late."""
+    """Refuse a change of the document if it comes too late."""
     if wanted.document is None or row.state is JobState.QUEUED:
         return
     is_limit = wanted.document.patch.keys() == {"max_runtime_s"} and wanted.priority is None
@@ -262,8 +262,8 @@ class JobChange:
         self._add_event(document_changes.CHANGED, message, data, type_="changed")
 
     def position(self, wanted: PositionChange, queue: Queue | None) -> None:
-        """Move and hold or release the job, and wake the scheduler if anything differs. `queue` is
-        the queue of the changed job."""
+        """Move and hold or release the job, and wake the scheduler if this changes anything.
+        `queue` is the queue of the changed job."""
         self.move(wanted, queue)
         self.hold(wanted.held)
         if self.is_any:

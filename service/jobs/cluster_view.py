@@ -117,7 +117,7 @@ def _nodes(session: Session, user: str | None, now: datetime) -> list[views.Node
 def _reserved(
     session: Session, rows: Sequence[NodeRow], user: str | None, now: datetime
 ) -> dict[str, list[views.NodeReservation]]:
-    """Return the reservations of each node that the user can see, by the node's id."""
+    """For each node, return its reservations that the user can see, keyed by the node's id."""
     ids_of, nodes = reservations.by_name(rows), reservations.as_nodes(rows)
     found: dict[str, list[views.NodeReservation]] = {node.id: [] for node in nodes}
     for rules in reservations_repository.unfinished(session, now):

@@ -107,7 +107,7 @@ def _refuse_unequal(session: Session, spec: JobSpec, array_id: str, number: int)
 
 def insert(session: Session, waiter: str, after: Sequence[Prerequisite], now: datetime) -> None:
     """Store the dependencies of a new job or array, as returned by `hold`. Cancels the jobs of the
-    array whose counterparts have already ended otherwise than required."""
+    array whose counterparts have already ended, but not as required."""
     arrays = [one.id for one in after if one.each]
     unfinished = repository.unfinished_arrays(session, arrays)
     repository.insert_all(session, waiter, [a for a in after if not a.each or a.id in unfinished])

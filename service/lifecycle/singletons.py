@@ -53,8 +53,8 @@ def of_new_job(session: Session, owner: str, name: str) -> tuple[Dependency, ...
 
 
 def _named(jobs: Sequence[Any]) -> tuple[Dependency, ...]:
-    """Return dependencies on the latest of these jobs. A job waits as long as it has any, so a few
-    suffice."""
+    """Return dependencies on the latest of these jobs. A job waits as long as it has any
+    dependency, so dependencies on a few of these jobs suffice."""
     return tuple(
         Dependency(job.id, "end", f"{job.state}, with the same name") for job in jobs[-MAX_NAMED:]
     )

@@ -1,9 +1,9 @@
 """The loop that submits the jobs of schedules at their times.
 
 The loop sleeps until the earliest next time of all schedules. In each round, it looks at a limited
-number of schedules, one of each owner before a second one of any owner. A job is stored in the
-transaction that advances its schedule, so that each time gets one job even if the service stops
-between two transactions.
+number of schedules, and at one schedule of each owner before it looks at a second schedule of any
+owner. A job is stored in the transaction that advances its schedule, so that each time gets one job
+even if the service stops between two transactions.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class ScheduleRunner:
 
     async def refresh(self) -> None:
         """Compute the next times of all schedules again. The data of time zones, which a process
-        loads only once, can have changed since they were computed."""
+        loads only once, can have changed since the next times were computed."""
         after = ""
         while True:
             found = await self._database.read(
@@ -115,8 +115,8 @@ class ScheduleRunner:
         return self._timings.schedule_period_s if first is None else (first - now).total_seconds()
 
     async def _look(self, schedule_id: str, owners: Container[str] | None) -> None:
-        """Decide about the first time of a schedule that has come. Whatever is wrong with one
-        schedule does not affect the others."""
+        """Decide about the first due time of a schedule. An error in one schedule does not affect
+        the others."""
 
         def look(session: Session, now: datetime) -> Due | None:
             touch(session)

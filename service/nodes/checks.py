@@ -78,8 +78,8 @@ class NodeChecks:
         self._database = database
 
     async def check(self, hostname: str, *, actor: str = ANONYMOUS) -> views.NodeCheck:
-        """Request a test of the free GPUs of a node, and return it at once. If a test of the node
-        is waiting or running, return that one. Raises NodeNotFound."""
+        """Request a test of the free GPUs of a node, and return the test immediately. If a test of
+        the node is already waiting or running, return this test. Raises NodeNotFound."""
 
         def work(session: Session) -> views.NodeCheck:
             names = _hostnames(session)

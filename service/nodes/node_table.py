@@ -82,8 +82,8 @@ def store(
 
 def _lost(before: Sequence[NodeRow], snapshot: ClusterSnapshot) -> dict[str, str]:
     """Return the host names of the nodes that have disappeared, keyed by node id, except for nodes
-    that Ray was asked to remove. A lost node is often not accepted before Ray declares it dead,
-    because its agent doesn't respond."""
+    that Ray was asked to remove. A lost node often stops being accepted before Ray declares it
+    dead, because its agent doesn't respond."""
     present = {node.hostname for node in snapshot.nodes}
     gone = (
         row

@@ -1,6 +1,6 @@
 """Nodes whose GPUs get no new work because of a fault, until an admin releases them.
 
-Ray chooses the GPU of a slot, and can't be asked to leave one out. Therefore a fault of one GPU
+Ray chooses the GPU of a slot, and can't be asked to exclude a GPU. Therefore a fault of one GPU
 withholds all GPUs of its node. Running jobs continue.
 """
 

@@ -75,8 +75,8 @@ def waiting_job(
 
 
 def waited_s(job: Any, now: datetime) -> float:
-    """Return the seconds since the job was submitted, not counting the time in which the job ran or
-    was not allowed to start."""
+    """Return the seconds since the job was submitted, not counting the time during which the job
+    ran or was not allowed to start."""
     since = job.kept_back_since
     kept_back_s = float(job.kept_back_s)
     if since is not None:

@@ -99,9 +99,9 @@ def _unknown(session: Session, name: str) -> UnknownQueue:
 
 
 def refuse_if_full(session: Session, line: Sequence[Queue], owner: str, coming: Coming) -> None:
-    """Raise QueueFull if too many jobs would be waiting with these jobs of the owner. `line`
-    contains the queue and the queues above it. A job that moves between two queues under a queue
-    is already waiting there."""
+    """Raise QueueFull if too many jobs would be waiting after these jobs of the owner are added.
+    `line` contains the queue and the queues above it. If a job moves between two queues that are
+    both under another queue, it already counts as waiting in that other queue."""
     for queue in line if coming else ():
         if queue.max_queued is None and queue.max_queued_per_user is None:
             continue

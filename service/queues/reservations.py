@@ -64,7 +64,8 @@ class Reservations:
         self._clock = clock
 
     def _now(self, session: Session) -> datetime:
-        """Return the time by which the scheduler begins and ends reservations."""
+        """Return the current time on the clock by which the scheduler begins and ends
+        reservations."""
         return self._database.time(session) if self._clock is None else self._clock()
 
     async def create(
@@ -180,8 +181,8 @@ def refuse_unfit(
 ) -> None:
     """Raise ReservationUnfit if a job with this document can't use the reservation that the
     document names. `before` is the row of a waiting job whose document changes, and `changed`
-    contains the names of the changed fields. A change of other fields is not refused, whatever has
-    happened to the reservation since."""
+    contains the names of the changed fields. A change of other fields is not refused, regardless of
+    what has happened to the reservation since then."""
     if spec.reservation is None:
         return
     found = repository.get(session, spec.reservation)
@@ -272,9 +273,9 @@ def _found(session: Session, name: str) -> ReservationRules:
 
 
 def concerns(rules: ReservationRules, user: str | None) -> bool:
-    """Whether a user can see the reservation: maintenance windows, reservations for the user, and
-    reservations for queues or projects, to which any user can submit jobs. `user` is None for an
-    admin."""
+    """Whether a user can see the reservation: users can see maintenance windows, reservations for
+    themselves, and reservations for queues or projects, to which any user can submit jobs. `user`
+    is None for an admin."""
     is_maintenance = rules.reservation({}).is_maintenance
     is_open = is_maintenance or rules.queues or rules.projects
     return user is None or user in rules.users or bool(is_open)

@@ -258,8 +258,8 @@ def _uses(tree: QueueTree, users: Mapping[str, Sequence[views.QueueUser]]) -> di
 
 
 def _allowed(line: Sequence[Queue], uses: Mapping[str, _QueueUse]) -> list[views.QueueBound]:
-    """Return, for each resource that a queue or a queue above it limits, the limit that allows the
-    least more. `line` begins with the queue."""
+    """For each resource that is limited by the queue or by a queue above it, return the limit that
+    leaves the least headroom. `line` begins with the queue."""
     found: dict[str, views.QueueBound] = {}
     for queue in line:
         use = uses[queue.name]

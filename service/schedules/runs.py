@@ -1,5 +1,5 @@
-"""The runs of a schedule: decides about a time that has come, and stores the outcome together with
-the position of the schedule, so that each time is decided once."""
+"""The runs of a schedule: decides about a due time, and stores the outcome together with the
+position of the schedule, so that each time is decided once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from service.lifecycle import dependencies
 
 
 class Due(NamedTuple):
-    """A run whose job is to be submitted, as of the state of its schedule."""
+    """A run whose job is to be submitted, and the state of the schedule on which this decision is
+    based."""
 
     schedule_id: str
     owner: str
@@ -67,8 +68,8 @@ def advance(row: ScheduleRow, until: datetime) -> None:
 
 
 def look(session: Session, schedule_id: str, now: datetime) -> Due | None:
-    """Decide about the times of a schedule that have come, as far as this needs no job. Returns the
-    run whose job is to be submitted; None if there is none."""
+    """Decide about the due times of a schedule, as far as this is possible without submitting a
+    job. Returns the run whose job is to be submitted; None if there is none."""
     row = repository.get(session, schedule_id, lock=True)
     if row is None or row.next_at is None or row.next_at > now:
         return None
@@ -134,8 +135,8 @@ def record_missed(
 
 
 def still(session: Session, due: Due) -> ScheduleRow | None:
-    """Lock and return the schedule of a run; None if the schedule was changed or deleted, or the
-    run was decided, in the meantime."""
+    """Lock and return the schedule of a run; None if, in the meantime, the schedule was changed or
+    deleted, or the run was decided."""
     row = repository.get(session, due.schedule_id, lock=True)
     if row is None or row.next_at is None:
         return None

@@ -137,8 +137,9 @@ class Schedules:
     async def list(
         self, caller: Caller, *, limit: int = 100, cursor: str | None = None
     ) -> views.SchedulePage:
-        """List the caller's schedules, or all users' schedules for an admin, the oldest first.
-        Each has only its first next time. Raises BadCursor for a cursor from another listing."""
+        """List the caller's schedules, or all users' schedules for an admin, the oldest first. Each
+        schedule in the list has only the first of its next times. Raises BadCursor for a cursor
+        from another listing."""
         after = None
         if cursor is not None:
             after = decode_cursor(_SCOPE, cursor)
@@ -342,8 +343,8 @@ _CHANGED: Final = (
 
 
 def _apply(wanted: ScheduleChangeRequest, row: ScheduleRow, now: datetime) -> list[datetime]:
-    """Apply a change to a row that belongs to no session, except for the job. Returns the times
-    that are now missed. Raises InvalidDocument."""
+    """Apply a change, except for a change of the job, to a row that belongs to no session. Returns
+    the times that are now missed. Raises InvalidDocument."""
     was_paused = row.next_at is None
     if wanted.missed is not None:
         row.missed = wanted.missed.value
@@ -389,7 +390,7 @@ def _last_run(session: Session, row: ScheduleRow) -> LastRun | None:
 
 
 def _with_times(row: ScheduleRow, last: LastRun | None) -> views.JobSchedule:
-    """Return the view with several next times, whose search can take milliseconds."""
+    """Return the view with several next times; finding these times can take milliseconds."""
     try:
         times = runs.cron_of(row.cron, row.time_zone).times_after(row.decided_until)
         return _view(row, last, list(islice(times, NUM_NEXT)))

@@ -46,7 +46,8 @@ def store(
 
 
 def close(session: Session, job_id: str, known: KnownAttempt) -> None:
-    """Join the rows that have only one sample, once there are many or the attempt has ended."""
+    """Join the rows that have only one sample, once there are many such rows or the attempt has
+    ended."""
     if known.num_lone_samples:
         known.num_lone_samples = 0
         for rank in repository.first_ranks_of_lone(session, job_id):

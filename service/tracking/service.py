@@ -142,8 +142,8 @@ def annotate_row(
     actor: str,
     now: datetime,
 ) -> bool:
-    """Change the tags and notes of a locked job, and return whether anything differs. Raises the
-    errors of `Tracking.annotate`."""
+    """Change the tags and notes of a locked job, and return whether anything was changed. Raises
+    the errors of `Tracking.annotate`."""
     touch(session, row.id)
     before = _annotations(session, row)
     if revision is not None and before.revision != revision:

@@ -100,8 +100,8 @@ def _last_seq(last_event_id: str | None, newest_seq: int) -> int | None:
 async def _stream(
     context: Context, request: Request, job_id: str, after_seq: int, last_event_id: str | None
 ) -> Response:
-    """Respond with a stream. Reads once before the stream begins, so that an error becomes a
-    problem document."""
+    """Respond with a stream. Looks up the newest event before the stream begins, so that an error
+    is returned as a problem document."""
     newest_seq, over = await context.runtime.queries.newest_event(job_id)
     last_seq = _last_seq(last_event_id, newest_seq)
     begin = [RETRY]
@@ -152,13 +152,14 @@ def _is_last(event: views.Event) -> bool:
 
 
 def _frame(event: views.Event) -> bytes:
-    """Encode an event as a frame. Neither its JSON nor its type contains a line break."""
+    """Encode an event as a frame. Neither the JSON of the event nor its type contains a line
+    break."""
     return f"event: {event.type}\nid: {event.seq}\ndata: {event.model_dump_json()}\n\n".encode()
 
 
 def _reset(newest_seq: int) -> bytes:
-    """Return a frame that reports that the stream can't be resumed, and resets the client's last
-    event id."""
+    """Return a frame that resets the client's last event id, and reports that the stream can't be
+    resumed."""
     data = views.Reset(
         code="unknown_event_id",
         message="there is no event with this Last-Event-ID; the stream restarts with the first "

@@ -1,4 +1,4 @@
-"""/v1/accounting: what ran in a period."""
+"""/v1/accounting: lists the attempts that ran in a period."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ async def list_accounting(
     query: Annotated[AccountingQuery, QueryParameters()],
 ) -> Response:
     """List the attempts that began before the end of a period and had not ended before its start,
-    with the slots that they held in the period, in the order of the jobs' submission.
+    in the order in which their jobs were submitted, with the slots that each attempt held in the
+    period.
 
     Admins see the attempts of all users; other callers see only their own. Attempts of deleted jobs
     are included. The server processes two such requests per caller at a time. A few more requests

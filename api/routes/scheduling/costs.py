@@ -44,8 +44,8 @@ async def report(
 ) -> Response:
     """Report the cost of each user or queue in a time span, with the highest cost first.
 
-    Admins see the costs of all users; other callers see only their own costs. Attempts that lie
-    partly within the time span are charged only for that part.
+    Admins see the costs of all users; other callers see only their own costs. If only a part of an
+    attempt lies within the time span, only that part is charged.
     """
     refuse_empty(query.since, query.until)
     owner = None if context.authority.is_admin(caller) else caller
@@ -54,7 +54,7 @@ async def report(
 
 
 def refuse_empty(since: datetime | None, until: datetime | None) -> None:
-    """Raise Refused if no time lies between the two times."""
+    """Raise Refused if the time span between the two times is empty."""
     if since is not None and until is not None and until <= since:
         hint = "use an earlier `since` or a later `until`"
         raise Refused("invalid_parameter", "`until` must be later than `since`", "/until", hint)

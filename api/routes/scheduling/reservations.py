@@ -74,9 +74,9 @@ async def list_reservations(
     user: Whose,
     query: Annotated[ReservationsQuery, QueryParameters()],
 ) -> Response:
-    """List the reservations in the order in which they begin. Admins see all of them; other users
-    see maintenance windows, reservations for themselves, and reservations for queues or
-    projects."""
+    """List the reservations in the order in which they begin. Admins see all reservations and
+    maintenance windows; other users see maintenance windows, reservations for themselves, and
+    reservations for queues or projects."""
     return answer(request, await reservations.list(user=user, ended=query.ended))
 
 

@@ -42,8 +42,9 @@ Hostname = Annotated[str, Path(max_length=255)]
     responses=declare("invalid_parameter"),
 )
 async def cluster(request: Request, queries: TheQueries, user: Whose) -> Response:
-    """Show the cluster as the service last saw it. Each node has the reservations that `GET
-    /v1/reservations` lists for the caller and that are active or begin within a week."""
+    """Show the cluster as the service last saw it. For each node, the response lists the node's
+    reservations that are active or begin within a week, and that `GET /v1/reservations` lists for
+    the caller."""
     return answer(request, await queries.cluster(user=user))
 
 
@@ -61,8 +62,8 @@ async def release(
     actor: Actor,
     hostname: Hostname,
 ) -> Response:
-    """Give a node new work after its GPUs were repaired or checked. Only admins can do this. The
-    node is withheld again if a fault happens again."""
+    """Allow a node to get new work again after its GPUs were repaired or checked. Only admins can
+    do this. The node is withheld again if a fault happens again."""
     refuse_unless_admin(context, caller, "release nodes")
     return fresh(await nodes.release(hostname, actor=actor), 200)
 
@@ -101,6 +102,6 @@ async def check(
 ) -> Response:
     """Test the free GPUs of a node, or the processors of a node without GPUs. Only admins can do
     this. The response does not wait for the test; `GET /v1/cluster` shows its result in `check` of
-    the node. If a test of the node is waiting or running, it is returned."""
+    the node. If a test of the node is already waiting or running, that test is returned."""
     refuse_unless_admin(context, caller, "test nodes")
     return fresh(await checks.check(hostname, actor=actor), 202)

@@ -1,4 +1,4 @@
-"""The command that lists what ran in a period."""
+"""The command that lists the attempts that ran in a period."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MAX_DAYS = 400
 
 
 class SumBy(StrEnum):
-    """Whether to add up by user, by queue, or by day."""
+    """Whether to add up the attempts by user, by queue, or by day."""
 
     USER = "user"
     QUEUE = "queue"
@@ -88,8 +88,8 @@ def accounting(
 ) -> None:
     """List the attempts that ran in a period: yours, or all users' if you are an admin.
 
-    Times and resources count only as far as they lie in the period. With --csv and --json, all
-    rows are printed as they arrive.
+    For each attempt, only the times and resources that lie in the period are counted. With --csv
+    and --json, all rows are printed as they arrive.
     """
     if as_csv and as_json:
         raise typer.BadParameter("--json and --csv can't be combined")

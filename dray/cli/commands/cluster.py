@@ -91,7 +91,8 @@ def release(
     node: Annotated[str, typer.Argument(metavar="NODE", help="The node's host name.")],
     as_json: AsJson = False,
 ) -> None:
-    """Give a node new work after its GPUs were repaired or checked. Only for admins."""
+    """Allow a node to get new work again after its GPUs were repaired or checked. Only for
+    admins."""
     from dray.cli.display.output import write_json, write_text
 
     with connect() as client:
@@ -167,8 +168,8 @@ def _autoscaling(state: AutoscalingState, now: datetime) -> str:
 
 
 def _storage(state: StorageState) -> str | None:
-    """Return the problem with the storage, if any. Otherwise, return how much space is used or
-    free, if there is a limit."""
+    """Return the problem with the storage, if any. If there is no problem, return how much space is
+    used or free; None if there is no limit."""
     from dray.cli.display.output import size
 
     if state.problem:

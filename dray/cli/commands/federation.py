@@ -28,7 +28,7 @@ def invite_clients(
     as_json: AsJson = False,
 ) -> None:
     """Create tokens for clients of a federated job, and print a line with the number and token of
-    each.
+    each client.
 
     Tokens are printed only once. A token allows its client only to take part in this job.
     """

@@ -1,4 +1,4 @@
-"""Commands that change jobs which wait in a queue, and their positions."""
+"""Commands that change jobs that wait in a queue, and the positions of these jobs."""
 
 from __future__ import annotations
 

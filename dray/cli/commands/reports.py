@@ -189,7 +189,8 @@ def write_explanation(answer: Explanation) -> None:
 
 
 def _expected(forecast: Forecast) -> str:
-    """Return the expected time range and the forecast's assumptions, or why the time is unknown."""
+    """Return the expected time range and the forecast's assumptions, or the reason why the time is
+    unknown."""
     from dray.cli.display.output import local
 
     if forecast.at is None:

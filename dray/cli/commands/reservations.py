@@ -154,8 +154,8 @@ def change(
 ) -> None:
     """Change a reservation; admins only.
 
-    Lists of users, queues, projects and nodes are replaced. Giving nodes in another way replaces
-    the earlier way.
+    Lists of users, queues, projects and nodes are replaced. If you specify the nodes in a different
+    way than before, the new selection replaces the earlier selection.
     """
     fields = _fields(
         {"begin_at": begin, "end_at": end},
@@ -279,7 +279,7 @@ def whose(found: Reservation | NodeReservation) -> str:
 
 
 def _nodes(found: Reservation) -> str:
-    """Return the nodes as they were given."""
+    """Return a description of the nodes, in the form in which the reservation specifies them."""
     labels = ", ".join(f"{key}={value}" for key, value in found.node_labels.items())
     of = f" with {labels}" if labels else ""
     if found.all_nodes:

@@ -207,7 +207,7 @@ def change_schedule(
 ) -> None:
     """Change the times, the rules or the job of a schedule, from the next run on.
 
-    A file or a program replaces the job document as a whole. With only --set or --env, the current
+    A file or a program replaces the entire job document. With only --set or --env, the current
     document is changed.
     """
     if deadline is not None and no_deadline:
@@ -250,8 +250,8 @@ def pause_schedule(schedule: ScheduleName, as_json: AsJson = False) -> None:
 
 @group.command("resume")
 def resume_schedule(schedule: ScheduleName, as_json: AsJson = False) -> None:
-    """Submit runs again. The schedule's rule for missed runs decides about the times that passed
-    during the pause."""
+    """Submit runs again. The schedule's rule for missed runs decides what happens to the runs whose
+    times passed during the pause."""
     with connect() as client:
         changed = client.resume_schedule(schedule)
     _write(changed, as_json)

@@ -23,8 +23,8 @@ def shares(
 ) -> None:
     """Compare the usage of queues and users to their shares.
 
-    You see your own usage, or the usage of all users if you are an admin. UNTIL is when the
-    standing would end if no jobs used slots from now on."""
+    You see your own usage, or the usage of all users if you are an admin. The column UNTIL shows
+    when the standing would end if no jobs used slots from now on."""
     from dray.cli.display.output import warn, write_json
 
     with connect() as client:
@@ -80,7 +80,8 @@ def _tier(queue: QueueShare) -> str | None:
 
 
 def show_factors(answer: JobFactors, as_json: bool) -> None:
-    """Write the factors of a job's position, and which factor decides for each job ahead of it."""
+    """Write the factors that decide a job's position and, for each job ahead of it, the factor that
+    puts that job ahead."""
     from dray.cli.display.output import write_json, write_text
     from dray.cli.display.tables import table
 

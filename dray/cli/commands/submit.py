@@ -242,8 +242,8 @@ def send(
 def _name_others(
     client: Client, document: dict[str, Any], others: Sequence[tuple[str, Mapping[str, Any]]]
 ) -> None:
-    """Add `others`, the jobs that this job waits for, to the document, each with the other fields
-    of its entry in `after`. References to jobs are resolved as in other commands."""
+    """Add `others`, the jobs that this job waits for, to `after` in the document. Each job keeps
+    the other fields of its entry. References to jobs are resolved as in other commands."""
     if others:
         found = [
             {"job": client.resolve(reference, arrays=True), **how} for reference, how in others

@@ -47,7 +47,8 @@ def compare(
 ) -> None:
     """Compare jobs side by side: differences in their documents, times, costs and metrics.
 
-    The pinned baseline of the experiment comes first, and changes in metrics are relative to it.
+    The pinned baseline of the experiment comes first, and changes in metrics are relative to the
+    baseline.
     """
     from dray.cli.display.output import write_json
 

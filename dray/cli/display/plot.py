@@ -107,7 +107,8 @@ def _letter(number: int) -> str:
 
 
 def _drawable(curve: Curve, *, log: bool) -> Iterator[list[tuple[int, float]]]:
-    """Yield runs of consecutive drawable points. For a logarithmic axis, values are log10."""
+    """Yield runs of consecutive drawable points. For a logarithmic axis, the values are base-10
+    logarithms."""
     run: list[tuple[int, float]] = []
     for step, value in zip(curve.steps, curve.values, strict=True):
         if isinstance(value, str) or not math.isfinite(value) or (log and value <= 0):

@@ -41,9 +41,9 @@ def table(
 ) -> None:
     """Write a line for each row.
 
-    If the terminal is too narrow, the columns in `shorter` are replaced by the result of their
-    function, then `optional` columns are omitted in the given order, and `flexible` columns are
-    truncated. A table that is still too wide is written with a line for each value. An optional
+    If the terminal is too narrow, each column in `shorter` is replaced by the result of its
+    function, then `optional` columns are omitted in the given order, and then `flexible` columns
+    are truncated. A table that is still too wide is written with a line for each value. An optional
     column that is empty in every row is always omitted."""
     texts = [[terminal.clean(cell(value)) for value in row] for row in rows]
     if not sys.stdout.isatty():

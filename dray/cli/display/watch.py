@@ -99,8 +99,8 @@ def ending(job: Job) -> list[str]:
 
 
 class _Lines:
-    """Output without a terminal: a line for each change of state, and one every few seconds during
-    training."""
+    """Output without a terminal: a line for each change of state, and a line every few seconds
+    during training."""
 
     def __init__(self) -> None:
         self._state: JobState | None = None

@@ -92,7 +92,7 @@ def check_comparison(spec: JobSpec) -> None:
 
 def why_no_state_in_memory(spec: JobSpec) -> str | None:
     """Return the reason why the ranks can't keep copies of their shares of the state in each
-    other's memory, or have no use for them; None if they can keep them."""
+    other's memory, or why they don't need such copies; None if the ranks can keep copies."""
     if spec.script is not None:
         return "is only for recipes: scripts resume from a checkpoint"
     if spec.parallel.auto:

@@ -62,7 +62,7 @@ def _check_divided(spec: JobSpec) -> None:
 
 
 def _check_elastic(spec: JobSpec, elastic: Elastic, alone: str) -> None:
-    """Check that a group with any of its sizes has complete replicas of the model."""
+    """Check that the group has complete replicas of the model at every size that it can have."""
     if spec.script is not None and spec.changes_size:
         raise wrong(
             "/elastic", f"{alone}: scripts whose ranks divide a model do not recover in place"

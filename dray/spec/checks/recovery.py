@@ -11,11 +11,12 @@ if TYPE_CHECKING:
 
 
 def why_not_on_gpus(document: JobSpec) -> str | None:
-    """Return the reason why a group on GPUs does not recover in place although the same group on
-    CPU does; None if it does.
+    """Return the reason why a group that recovers in place on CPU does not do so on GPUs; None if
+    the group also recovers in place on GPUs.
 
     On a GPU, the result of an operation that was aborted is undefined. Therefore, a group recovers
-    only if none of its results changes a rank's state before the rank has waited for it.
+    only if no result of an operation changes a rank's state before the rank has waited for this
+    result.
     """
     if document.federated is not None or not isinstance(document.sync, AllReduce | None):
         kind = "federated rounds" if document.federated is not None else "this kind of sync"

@@ -44,7 +44,7 @@ class Federated(Document):
     job's data set. With `silos`, each client is a rank on the node that has the client's data. With
     `http`, clients outside the cluster train on their own data. A round is a step of the job.
     `train.optimizer` is the clients' optimizer, whose state is reset in each round, and
-    `train.schedule` sets its learning rate for each round."""
+    `train.schedule` sets the optimizer's learning rate for each round."""
 
     model_config = ConfigDict(json_schema_extra=_without_what_silos_fill_in)
 

@@ -167,7 +167,7 @@ ModuleName = Annotated[PlainText, StringConstraints(pattern=r"^[A-Za-z0-9_]+(\.[
 
 class Lora(Document):
     """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685): the base's weights stay frozen, and the
-    product of two small matrices is added to each target. The names are the ones of peft."""
+    product of two small matrices is added to each target. The names are the same as in peft."""
 
     kind: Literal["lora", "dora"] = "lora"
     """dora: the length of each row of the sum is trained too (Liu et al. 2024, arXiv:2402.09353;

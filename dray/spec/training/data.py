@@ -135,7 +135,8 @@ CredentialsName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-
 
 
 class Numbers(Document):
-    """How numbers are written in the file, in addition to `decimal`."""
+    """How numbers are written in the file, apart from the decimal separator, which `decimal`
+    sets."""
 
     thousands: Literal[",", ".", " ", "'", "_"] | None = None
     """Separator between groups of digits. For example, with the separator ",", the string

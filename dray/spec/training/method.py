@@ -1,4 +1,4 @@
-"""The method of fine-tuning: what the loss is, and how examples become samples."""
+"""The method of fine-tuning: the loss, and how examples become samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Truncation = Literal["keep_start", "drop", "error"]
 
 class Sft(Document):
     """Supervised fine-tuning: the model learns to predict the tokens of examples. The loss of a
-    step is the mean over the tokens that count in its whole global batch."""
+    step is the mean over all tokens that count in the global batch of the step."""
 
     name: Literal["sft"] = "sft"
     """Selects this method."""

@@ -323,8 +323,8 @@ class ParameterServer(SyncKind):
 
 class AutoSync(SyncKind):
     """The service chooses the kind when the job is submitted, and stores the chosen kind in the
-    job: all_reduce, unless another kind is expected to be much faster on the known workers and
-    their network. The event `submitted` gives the chosen kind and the reason."""
+    job. The service chooses all_reduce, unless another kind is expected to be much faster on the
+    known workers and their network. The event `submitted` gives the chosen kind and the reason."""
 
     kind: Literal["auto"] = "auto"
     """Leaves the choice to the service. `sync: auto` is the short form."""

@@ -131,8 +131,9 @@ def copied(value: Any, *, whole: bool = False) -> Any:
 
 
 def load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Load an optimizer's state with the types that its tensors have. torch converts them to the
-    types of the parameters, which would round the 32-bit masters of 16-bit parameters."""
+    """Load an optimizer's state, and keep the types of the tensors in the state. torch itself
+    converts the tensors to the types of the parameters, which would round the 32-bit masters of
+    16-bit parameters."""
     optimizer.load_state_dict(dict(saved))
     if type(optimizer).load_state_dict is not Optimizer.load_state_dict:
         return

@@ -177,8 +177,9 @@ class BatchState:
 
     def _look_for_stale(self, parameter: Tensor, *, changes: int = 1) -> None:
         """Detect whether the script uses a gradient that was computed before the batch, by adding
-        to it or by stepping without a backward pass. changes: by how much such a use increases the
-        gradient's version; zeroing the gradient first increases it further."""
+        to it or by stepping without a backward pass. changes: the amount by which such a use
+        increases the gradient's version, which increases further if the script zeroes the gradient
+        first."""
         before = self._stale.pop(id(parameter), None)
         gradient = parameter.grad
         if before is None:
@@ -202,7 +203,7 @@ class BatchState:
     def _watch_gradients(self) -> None:
         """If this session exchanges no gradients, detect whether earlier gradients are used,
         because checkpoints may need them. A hook takes a few microseconds, so only two parameters
-        of each optimizer get one."""
+        of each optimizer get a hook."""
         for optimizer in self.optimizers:
             parameters = parameters_of([optimizer])
             hook_gradients((parameters[0], parameters[-1]), self._hooked, self._look_for_stale)
@@ -287,7 +288,8 @@ class BatchState:
         load_optimizer(optimizer, state)
 
     def _renew_anchor(self) -> None:
-        """Recreate the anchor of the current batch with additional models, but keep its results."""
+        """Recreate the anchor of the current batch with additional models, but keep the results of
+        the previous anchor."""
         before = self._anchor
         self._anchor = replace(
             self._new_anchor(), ops=before.ops, parts=before.parts, results=before.results

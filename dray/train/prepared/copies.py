@@ -36,7 +36,7 @@ def digest(tensors: Iterable[Tensor]) -> int:
 def checksum(tensors: Iterable[Tensor], *, num_sums: int = 2) -> tuple[int, ...]:
     """Return independent numbers in [-2**63, 2**63) that are the same for equal tensors in the same
     order. The numbers also depend on the tensors' types, shapes, and signs of zeros. No tensor is
-    copied to another device, and each device is waited for once."""
+    copied to another device, and the function waits only once for each device."""
     kinds: list[int] = []
     by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
     for place, tensor in enumerate(tensors):
@@ -121,7 +121,7 @@ def _of_words(tensor: Tensor, num_sums: int) -> Tensor:
 
 def _weighed(part: Tensor, factors: Sequence[Tensor]) -> Tensor:
     """Return sums of up to `_WIDTH * _ROWS` words, each multiplied by the factor of its column and
-    the factor of its row. factors: of the columns, for each sum."""
+    the factor of its row. factors: the factors of the columns, for each sum."""
     num_rows, left = divmod(part.numel(), _WIDTH)
     rows = part[: num_rows * _WIDTH].view(num_rows, _WIDTH)
     of_rows: list[list[Tensor]] = [[] for _ in factors]

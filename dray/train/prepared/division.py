@@ -138,8 +138,8 @@ def _tied(model: nn.Module) -> list[list[str]]:
 
 
 def _tie(model: nn.Module, tied: Sequence[Sequence[str]]) -> None:
-    """Make parameters one again that were one before torch divided each module on its own. Raises
-    ValueError if they are divided in different ways."""
+    """Tie parameters again that were a single parameter before torch divided each module
+    separately. Raises ValueError if the parameters are divided in different ways."""
     for names in tied:
         first, *others = (model.get_parameter(name) for name in names)
         for name, other in zip(names[1:], others, strict=True):
@@ -247,7 +247,7 @@ def retarget(
     optimizer: torch.optim.Optimizer, model: nn.Module, names: Sequence[Sequence[str]]
 ) -> None:
     """Replace the parameters in the optimizer's groups with their divided versions, and keep the
-    options. The state with which an optimizer begins, such as Adagrad's sums, is divided, too."""
+    options. The initial state of an optimizer, such as Adagrad's sums, is also divided."""
     divided = dict(model.named_parameters())
     for group, own in zip(optimizer.param_groups, names, strict=True):
         replaced = [divided[name] for name in own]

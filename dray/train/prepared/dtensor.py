@@ -4,8 +4,8 @@ Elementwise operators are applied to the plain tensors. For a DTensor, torch has
 result is divided, which takes milliseconds to seconds the first time on a mesh with three axes.
 
 If FSDP is applied to a model whose matrices are already divided, one dimension is cut twice: first
-along the tensor axis, and then each of these parts along the axes of FSDP. If the length of the
-dimension is not divisible by the number of parts, torch's DTensor and FSDP disagree about the
+along the tensor axis, and then each resulting part is cut along the axes of FSDP. If the length of
+the dimension is not divisible by the number of parts, torch's DTensor and FSDP disagree about the
 positions of the parts, both when distributing and when reassembling a tensor (torch 2.13). This
 module uses the same positions as FSDP.
 """

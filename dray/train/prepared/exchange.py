@@ -341,7 +341,7 @@ class _Section:
         buffers: Sequence[Tensor],
         num_marks: int,
     ) -> list[int]:
-        """Return the number of elements of each part of a type's flat tensor."""
+        """Return the number of elements of each part of the flat tensor of a data type."""
         own = [each.numel() for each in (*parameters, *buffers)]
         return [num_marks + len(self._trained()), *own] if dtype is torch.float32 else own
 

@@ -75,9 +75,9 @@ class Group(Protocol):
         """Form the group or, after `follow`, the next group."""
 
     def check(self, step: int, trained: Trained) -> None:
-        """Raise an error for which `may_follow` is true if another group must be formed. After some
-        steps, also compare the ranks' copies of `trained`, and raise an error if they differ. A
-        collective, called between two batches. step: number of completed steps."""
+        """If another group must be formed, raise an error for which `may_follow` is true. After
+        some steps, also compare the ranks' copies of `trained`, and raise an error if they differ.
+        A collective, called between two batches. step: number of completed steps."""
 
     def may_follow(self, error: BaseException) -> bool:
         """Whether an error only means that the group is broken, in which case another group can be
@@ -99,8 +99,9 @@ class Group(Protocol):
         waits for the script's own operations on a GPU."""
 
     def wait_for_results(self) -> None:
-        """Wait until the results of the operations in `operating` have arrived. Raises an error for
-        which `may_follow` is true if they were aborted, in which case they are undefined."""
+        """Wait until the results of the operations in `operating` have arrived. If the operations
+        were aborted, their results are undefined, and this method raises an error for which
+        `may_follow` is true."""
 
     def hand_over(
         self, state: Callable[[], Mapping[str, Any]], source: int
@@ -137,8 +138,9 @@ class Group(Protocol):
         """End this process. Called after a checkpoint of the last step has been saved."""
 
     def finish(self, step: int, trained: Trained) -> None:
-        """Wait until the scripts of all ranks have finished successfully, and compare as in
-        `check`. Raises an error that `may_follow` accepts if the group breaks first."""
+        """Wait until the scripts of all ranks have finished successfully, and compare the ranks'
+        copies as in `check`. If the group breaks first, raises an error for which `may_follow` is
+        true."""
 
 
 class SoloGroup:
@@ -207,7 +209,7 @@ class SoloGroup:
 
 
 class TorchrunGroup(SoloGroup):
-    """The processes started by torchrun, or by another launcher that sets its variables."""
+    """The processes started by torchrun, or by another launcher that sets torchrun's variables."""
 
     def __init__(self) -> None:
         self.rank = int(os.environ["RANK"])

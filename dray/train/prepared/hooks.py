@@ -53,8 +53,8 @@ def hook_steps(
 def refuse_stranger(
     optimizer: Optimizer, known: Sequence[Optimizer], is_known: Callable[[Tensor], bool]
 ) -> None:
-    """Raise ValueError for an optimizer whose step the other ranks, or a process that replaces this
-    one, can't reproduce."""
+    """Raise ValueError for an optimizer whose step can't be reproduced by the other ranks or by a
+    process that replaces this one."""
     are_known = [is_known(parameter) for parameter in parameters_of([optimizer])]
     name = type(optimizer).__name__
     if any(optimizer is one for one in known):

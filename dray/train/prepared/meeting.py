@@ -1,5 +1,5 @@
-"""The first exchange of a new group: from the standings of all ranks, it follows which ranks lack a
-result or the state, and which rank hands it over. Every rank draws the same conclusions."""
+"""The first exchange of a new group: the standings of all ranks determine which ranks lack a result
+or the state, and which rank hands over what they lack. Every rank draws the same conclusions."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Meeting:
 
     @property
     def restarts_at(self) -> int | None:
-        """Number of operations before the batch that starts again, because the group divides it
-        differently; None if no batch does, for example because a rank has completed its
-        exchange."""
+        """Number of operations before the batch that must start again because the group divides it
+        differently; None if no batch must start again, for example because a rank has completed the
+        batch's exchange."""
         if not any(each.is_moved for each in self._standings):
             return None
         newest = (each for each in self._standings if each.ops == self.newest)

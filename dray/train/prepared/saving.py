@@ -3,7 +3,7 @@ training continues. Rank 0 writes the state, except that each rank writes its pa
 state (`DividedCheckpoints`).
 
 Once a state has been handed over to a new process, each exchange verifies that the ranks' weights
-are equal, and a copy is written only after an exchange has verified it. Therefore no checkpoint
+are equal, and a copy is written only after an exchange has verified this. Therefore no checkpoint
 contains a state that differs between ranks.
 """
 

@@ -8,9 +8,9 @@ of the operations that the other ranks have completed since the batch began. The
 computes its own gradients of the batch, uses these results in place of its first exchanges, and
 meets the other ranks in the next operation. In this operation, the ranks compare digests of their
 weights and optimizer states before they exchange anything. From then on, each exchange contains a
-sample of the weights, and the ranks compare digests again at the end: if a program depends on
-something that was not handed over, its weights can begin to differ much later. If they differ, the
-group ends, and the job resumes from its checkpoint.
+sample of the weights, and the ranks compare digests again at the end, because the weights of a
+program that depends on something that was not handed over can begin to differ much later. If the
+weights differ, the group ends, and the job resumes from its checkpoint.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ class TrainingSession(BatchState):
 
     def add(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         """Add models before the first batch. The state of the models comes from the restored state
-        or, if it does not contain them, from rank 0, which sends its state in an operation."""
+        or, if the restored state does not contain these models, from rank 0, which sends its state
+        in an operation."""
         self._parts += 1
         first_optimizer = len(self.optimizers)
         self.models.extend(models)
@@ -232,8 +233,8 @@ class TrainingSession(BatchState):
         )
 
     def _operate(self, run: Callable[[], Result], *, compares: bool = True) -> Result | None:
-        """Run an operation and return its result: empty for a single rank, None if the batch is
-        divided again. compares: whether the ranks of a new group compare copies first."""
+        """Run an operation and return its result, which is empty for a single rank, and None if the
+        batch is divided again. compares: whether the ranks of a new group compare copies first."""
         self._note_operation()
         if self._replay:
             return self._ended(self._replay.popleft())
@@ -268,7 +269,8 @@ class TrainingSession(BatchState):
 
     def _compare(self) -> None:
         """Make the ranks of a new group compare their copies. Raises an error that ends the attempt
-        if they differ. Collective, called in a group's first operation and when the script ends."""
+        if the copies differ. Collective, called in a group's first operation and when the script
+        ends."""
         if not self._must_compare:
             return
         mine = [self.trained.digest()]

@@ -41,8 +41,8 @@ def session_of(
     keep: int,
 ) -> TrainingSession:
     """Create a session. If the arguments divide the model, this function is a collective operation
-    that joins the group. Otherwise, the function does not join the group, because the number of
-    ranks can still change."""
+    that joins the group. If the arguments don't divide the model, the function does not join the
+    group, because the number of ranks can still change."""
     named = None if wanted.blocks is None else division.blocks_named(models[0], wanted.blocks)
     if named is None and (wanted.recompute or wanted.compile_blocks):
         raise ValueError(

@@ -92,8 +92,8 @@ class Trained:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """Return the elements in memory order, without a copy if they are dense, as in a transposed or
-    channels-last tensor."""
+    """Return the elements in memory order. Dense tensors, such as transposed or channels-last
+    tensors, are not copied."""
     if tensor.is_contiguous():
         return tensor.view(-1)
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)

@@ -32,8 +32,8 @@ class BaseModel:
 
     @property
     def weight_files(self) -> list[str]:
-        """Names of the files with weights. A single file comes before an index, as in transformers.
-        Raises DataError if one is missing."""
+        """Names of the files with weights. A single file takes precedence over an index, as in
+        transformers. Raises DataError if one of the files is missing."""
         if base_files.SINGLE in self.paths or base_files.INDEX not in self.paths:
             return [base_files.SINGLE]
         location = f"{self.location}/{base_files.INDEX}"
@@ -48,7 +48,7 @@ class BaseModel:
 
 def open_base(model: spec.Pretrained, policy: DataPolicy, max_length: int) -> BaseModel:
     """Return the files of a base model, which are downloaded to the node's cache if they are on
-    another machine. They stay there until this process ends. Raises DataError."""
+    another machine. The files stay there until this process ends. Raises DataError."""
     url = model.base
     location = location_of(url).rstrip("/")
     with reading(location):

@@ -18,8 +18,8 @@ BLOCK_BYTES = 8 << 20
 
 
 def note(seen: dict[int, str], mask: npt.NDArray[Any], location: str) -> None:
-    """Record for each value the first mask that contains it. Raises DataError if a value does not
-    fit in a byte."""
+    """For each value, record the first mask that contains the value. Raises DataError if a value
+    does not fit in a byte."""
     for value in np.unique(mask).tolist():
         if not 0 <= value <= WHITE:
             raise broken(location, f"has a pixel with the value {value}; {_MEANING}")

@@ -1,4 +1,5 @@
-"""Examples for fine-tuning a language model: each is a sequence of tokens, some of which count."""
+"""Examples for fine-tuning a language model: each is a sequence of tokens, some of which count in
+the loss."""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ class Examples:
     digests: npt.NDArray[np.int64]
     """(N,): equal for the examples of records with equal tokens."""
     num_counted: npt.NDArray[np.int64]
-    """(N,): the number of tokens of each example that count."""
+    """(N,): the number of tokens in each example that count in the loss."""
     is_cut: npt.NDArray[np.bool_]
     """(N,): whether the example was cut to the maximum length."""
     form: str
@@ -93,7 +94,7 @@ class Examples:
         return len(self.ends)
 
     def tokens(self, number: int) -> slice:
-        """Return where the tokens of an example are."""
+        """Return the slice of all tokens that contains the tokens of an example."""
         return slice(int(self.ends[number - 1]) if number else 0, int(self.ends[number]))
 
     @property

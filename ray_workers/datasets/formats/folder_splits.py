@@ -121,9 +121,9 @@ def refuse_like_names(names: Iterable[str], location: str) -> None:
 
 
 def refuse_repeated(every: Sequence[SplitFile], location: str) -> None:
-    """Raise DataError if the set is not split although its folders look like a split, such as
-    `train2017` and `val2017`, or have the same subfolders, such as the folders of two sites. In
-    these cases, either level of folders could be the classes."""
+    """Raise DataError if the set is not split, but its folders have names that look like a split
+    (such as `train2017` and `val2017`) or have the same subfolders (as the folders of two sites
+    might). In these cases, either level of folders could be the classes."""
     paths = [member.parts for member in every if member.role is None]
     below: dict[str, set[str]] = {parts[0]: set() for parts in paths if len(parts) > 1}
     for parts in paths:

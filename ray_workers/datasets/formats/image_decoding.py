@@ -74,8 +74,8 @@ def _common_depth(names: list[str]) -> int:
 
 
 def common_form(files: Sequence[SourceFile], size: tuple[int, int] | None) -> tuple[int, int, int]:
-    """Return the (height, width, channels) in which all images are stored, based only on their
-    headers."""
+    """Return the (height, width, channels) that all images have when they are stored, based only on
+    their headers."""
     first: tuple[int, int] | None = None
     is_grey = True
     for file in files:
@@ -130,8 +130,8 @@ def refuse_pages(image: Any, location: str) -> None:
 
 
 def raw_mode(image: Any) -> tuple[str, int]:
-    """Return Pillow's name for the file's layout, and the value of white in a PGM or PPM file (0
-    for other files). The name is empty for an image that is already in memory."""
+    """Return Pillow's name for the file's layout, and the number that stands for white in a PGM or
+    PPM file (0 for other files). The name is empty for an image that is already in memory."""
     if not getattr(image, "tile", None):
         return "", 0
     codec, _, _, args = image.tile[0]

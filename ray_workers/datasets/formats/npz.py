@@ -132,7 +132,7 @@ def build_masks(shop: Workshop, data: spec.Data) -> Mapping[str, Any]:
 
 
 def _write_pixels(shop: Workshop, inputs: Array, name: str) -> tuple[tuple[int, int], float]:
-    """Write the images. Returns (height, width) and the value of white."""
+    """Write the images. Returns (height, width) and the number that stands for white."""
     location = f"{shop.location}, array {shortened(name)}"
     pixels = _channels_first(inputs, location)
     is_float = pixels.dtype.kind == "f"

@@ -238,8 +238,8 @@ class _Building:
             self._refuse_one_class()
 
     def _refuse_division(self, column: Column) -> None:
-        """Raise DataError for a column that assigns rows to training or validation, unless it is
-        explicitly requested."""
+        """Raise DataError for a column that assigns rows to training or validation, unless the
+        column is explicitly requested."""
         is_asked_for = self.data.features is not None or column.is_named
         if is_asked_for or not all(map(is_named, column.values)) or not is_division(column.values):
             return

@@ -2,7 +2,7 @@
 
 A file `{name}.json` in the folder contains options for the storage. For `s3://`, these are `key`,
 `secret`, `token`, `anon` and `endpoint_url`. For `https://`, these are `headers`, the `hosts` to
-which the headers can be sent, so that a job document can't choose them, and optionally
+which the headers can be sent (so that a job document can't choose these hosts), and optionally
 `"plain_http": true`. The options are passed only to the storage's client, and errors must not show
 them.
 """

@@ -170,7 +170,7 @@ class NodeCache:
 
 def _open_locked(path: Path, how: int) -> int | None:
     """Return a descriptor that holds a lock on the file or folder at `path`. None if the path no
-    longer exists, or if it is in use and `how` has LOCK_NB."""
+    longer exists, or if the path is in use and `how` contains LOCK_NB."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -135,7 +135,7 @@ class Build:
         return self.environment.get("requirements") or "".join(f"{one}\n" for one in packages)
 
     def _resolve(self, folder: Path, log: Path) -> list[tuple[str, str]]:
-        """Return (`name==version`, requirement) for each package of which the node doesn't have a
+        """Return (`name==version`, requirement) for each package that the node doesn't have in a
         suitable version."""
         command = ["install", "--dry-run", "--requirements", "requirements.txt"]
         if self.keeps_all:

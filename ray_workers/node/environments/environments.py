@@ -75,8 +75,9 @@ class Environments:
     async def forget(
         self, environment: Mapping[str, Any], policy: EnvironmentPolicy, *, keeps_all: bool
     ) -> None:
-        """Record that none of this owner's jobs needs the environment any more. If no other owner's
-        job needs it, the build is stopped, with all processes that it has started. Idempotent."""
+        """Record that none of this owner's jobs needs the environment any more. If no job of
+        another owner needs the environment, the build and all processes that it has started are
+        stopped. Idempotent."""
         key = await asyncio.to_thread(key_of, environment, policy, keeps_all=keeps_all)
         self._limiter.forget(key, policy.owner)
 

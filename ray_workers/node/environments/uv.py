@@ -29,7 +29,8 @@ _CREDENTIALS = re.compile(r"UV_INDEX_(?!JOB_)\w+_(USERNAME|PASSWORD)")
 
 def is_setting(name: str) -> bool:
     """Whether this variable of the node is passed to uv. These variables set package sources and
-    time limits. Other variables would change what is installed, or where."""
+    time limits. Other variables would change which packages are installed, or where they are
+    installed."""
     return name in _SETTINGS or _CREDENTIALS.fullmatch(name) is not None
 
 

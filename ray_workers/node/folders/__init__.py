@@ -1,1 +1,2 @@
-"""The folders of jobs on a node (code, output, checkpoints), and copying them to the storage."""
+"""Manages the folders of jobs on a node (code, output, checkpoints), and copies them to the
+storage."""

@@ -42,7 +42,7 @@ _BLOCK = 4096
 
 
 class BadCode(Exception):
-    """Raised if the storage contains different bytes than were uploaded."""
+    """Raised if the bytes in the storage differ from the bytes that were uploaded."""
 
 
 @dataclass(frozen=True)

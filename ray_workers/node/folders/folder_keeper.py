@@ -96,10 +96,10 @@ class FolderKeeper:
             return {}
 
     async def keep(self, key: Key, taken: Collection[str], num_bytes: int = 0) -> FilesKept | str:
-        """Copy the files of an ended attempt to the storage. If this is not done in time, returns a
-        sentence with the reason, or an empty string if none is known; call again in this case.
-        num_bytes: total size of the files on the nodes that come before this node; these files use
-        up the limit first."""
+        """Copy the files of an ended attempt to the storage. If copying is not finished in time,
+        returns the reason as a sentence, or an empty string if no reason is known; in both cases,
+        call again. num_bytes: total size of the files on the nodes that come before this node;
+        these files use up the limit first."""
         if key not in self._ends:
             self._ends[key] = asyncio.ensure_future(self._end(key, taken, num_bytes))
         task = self._ends[key]

@@ -59,8 +59,8 @@ class FolderMirror:
         return len(found)
 
     def copy(self, *, everything: bool) -> None:
-        """Copy the files that have changed since they were copied, except for files that have also
-        changed since the last scan. With `everything`, these files are also copied. Raises any
+        """Copy the files that have changed since they were last copied, except for files that have
+        also changed since the last scan. With `everything`, these files are also copied. Raises any
         error of the storage; the next call then continues with the remaining files. Raises OSError
         if the folder can't be read; in this case, nothing is deleted from the copy."""
         with self._lock:

@@ -2,11 +2,11 @@
 
 The output folder on each node belongs to one attempt. Once no process of the attempt is left on the
 node, the node's agent copies the files to the storage and reports them as artifacts, even if the
-ranks were killed. The plan of an attempt is stored in a file next to its folders, so that a
-restarted agent can complete the work, which the service requests if the supervisor is gone.
+ranks were killed. The plan of an attempt is stored in a file next to the attempt's folders, so that
+a restarted agent can complete the work. The service requests this work if the supervisor is gone.
 
-If the storage is a folder, the checkpoint folder is a subfolder of it, which all nodes share. For
-other storage, `ray_workers.node.folders.folder_mirror` maintains a copy.
+If the storage is a folder, the checkpoint folder is a subfolder of the storage, and all nodes share
+this subfolder. For other storage, `ray_workers.node.folders.folder_mirror` maintains a copy.
 """
 
 from __future__ import annotations
@@ -104,11 +104,11 @@ def plan_in(folder: Path) -> FolderPlan | None:
 
 class OutputFiles:
     """The files in a folder and its subfolders that can be kept, keyed by relative path. If there
-    are too many, the files in the deepest folders are left out.
+    are too many files, the files in the deepest folders are left out.
 
-    Names that are not plain text, links that point outside the folder, sockets, pipes and devices
-    are also left out. A link to a file in the folder counts as a separate file. Links to folders
-    are not followed, because files in the folder are found without them.
+    Files whose names are not plain text are also left out, and so are links that point outside the
+    folder, sockets, pipes and devices. A link to a file in the folder counts as a separate file.
+    Links to folders are not followed: files inside this folder are found without such links.
 
     Each file counts with its full length, because the holes of sparse files are stored as zeros. If
     the total size is too large, the largest files are left out.

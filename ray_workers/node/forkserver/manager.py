@@ -38,7 +38,8 @@ calls of `orphans.reap` kill the remaining processes."""
 
 
 class ForkserverManager:
-    """Runs one forkserver at a time, which exits when the pipe that this object holds is closed."""
+    """Runs one forkserver at a time. The forkserver exits when the pipe that this object holds is
+    closed."""
 
     def __init__(
         self, directory: Path, socket_path: str, module: str, limits: SilenceLimits
@@ -98,7 +99,7 @@ class ForkserverManager:
 
     def _kill_predecessor(self) -> None:
         """Kill this node's previous forkserver, whose agent is dead. A suspended forkserver doesn't
-        notice that its lifeline has closed, and would keep its ranks forever."""
+        notice that its lifeline has closed, and would keep its ranks alive forever."""
         with contextlib.suppress(OSError, ValueError):
             pid, started = map(int, self._pid_path.read_text().split())
             if started_ticks(pid) == started:

@@ -1,12 +1,12 @@
-"""The forkserver: one process per node that has imported torch, and is forked for each rank.
+"""The forkserver: one process per node, which has imported torch and is forked for each rank.
 
-The forkserver is run as `python -m ray_workers.node.forkserver.server SOCKET`, with a pipe on stdin
-whose other end its node agent keeps open: when the agent exits, the forkserver ends all processes
-that it started, and exits.
+The forkserver is run as `python -m ray_workers.node.forkserver.server SOCKET`. Its stdin is a pipe,
+and its node agent keeps the other end of the pipe open: when the agent exits, the forkserver ends
+all processes that it started, and exits.
 
-A client connects to SOCKET and sends a request: a line of JSON. To fork a process, it also sends,
-as SCM_RIGHTS, a file descriptor (the write end of a pipe for stdout and stderr) and optionally a
-second descriptor that only the forked process uses (`given` in the request). Requests:
+A client connects to SOCKET and sends a request: a line of JSON. To fork a process, the client also
+sends, as SCM_RIGHTS, a file descriptor (the write end of a pipe for stdout and stderr) and
+optionally a second descriptor that only the forked process uses (`given` in the request). Requests:
 
     {"op": "rank", "task": RankTask}     fork a training process
     {"op": "store", "address", "temp_dir"}
@@ -349,7 +349,8 @@ class ForkServer:
         self._remove_record(client)
 
     def _end_init(self, client: Client) -> None:
-        """End an init process that is done or suspended. Its children become the forkserver's."""
+        """End an init process that is done or suspended. Its children become children of the
+        forkserver."""
         if client.init_pid:
             send_signal([client.init_pid], signal.SIGKILL)
 

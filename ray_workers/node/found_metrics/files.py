@@ -103,8 +103,8 @@ class MetricFiles:
         return points
 
     def _has_names(self) -> bool:
-        """Return True once the names that earlier processes chose are loaded, or can't be
-        loaded."""
+        """Return True once the names that earlier processes chose are loaded, or once all tries to
+        load them have failed."""
         if self._stored is None or not self._loads_left:
             return True
         self._loads_left -= 1

@@ -70,7 +70,7 @@ class MetricFinder:
             self._at_work.append(asyncio.ensure_future(self._release_guesses()))
 
     def close(self) -> None:
-        """Stop scanning. Metrics that were not found yet are not reported."""
+        """Stop scanning. Metrics that have not been found yet are not reported."""
         for task in self._at_work:
             task.cancel()
         if self._spool is not None:
@@ -192,7 +192,7 @@ def _of_rank(metrics: Metrics, rank: int) -> list[Mapping[str, Any]]:
 
 def may_guess(spec: Mapping[str, Any], rank: int) -> bool:
     """Return whether metrics are guessed: only for rank 0, and only if the job document doesn't
-    name any."""
+    name any metrics."""
     script = spec.get("script") or {}
     return rank == 0 and bool(script) and script.get("guesses", True) and not spec.get("metrics")
 

@@ -90,9 +90,9 @@ class Guesses:
     """Guesses the metrics of a process, line by line, and holds them until `release`.
 
     A number with the name of a metric is treated as a metric immediately. A number with any other
-    name is treated as one when it appears for the second time, because numbers that are printed
-    once are usually settings. A single occurrence before the first line with a step or an epoch is
-    considered a setting and doesn't count.
+    name is treated as a metric when a number with this name appears for the second time, because
+    numbers that are printed once are usually settings. A single occurrence before the first line
+    with a step or an epoch is considered a setting and doesn't count.
     """
 
     def __init__(self, budget: SearchBudget | None = None) -> None:
@@ -179,10 +179,10 @@ class _Position(NamedTuple):
 class _Series:
     """The steps of a guessed series, which always increase.
 
-    If a script restarts its count in each epoch, the series continues from its previous step,
-    even if the script prints only the last step of each epoch. A line that contains no position, or
-    repeats one for another reason, is assigned the step after the previous one. Once a line has
-    contained a count of steps or batches, epoch numbers are no longer used as steps.
+    If a script restarts its count in each epoch, the series continues from its previous step, even
+    if the script prints only the last step of each epoch. A line that contains no position, or that
+    repeats a position for another reason, is assigned the step after the previous step. Once a line
+    has contained a count of steps or batches, epoch numbers are no longer used as steps.
     """
 
     def __init__(self, *, is_sure: bool) -> None:
@@ -198,8 +198,8 @@ class _Series:
 
     @property
     def waits_for_position(self) -> bool:
-        """Whether the series has only one point, which may be a setting instead of a metric,
-        because its line had no step or epoch."""
+        """Whether the series has only one point, whose line had no step or epoch, so that the point
+        may be a setting instead of a metric."""
         return self.first is not None and not self.is_sure and not self._kind
 
     def step_at(self, position: _Position) -> int:

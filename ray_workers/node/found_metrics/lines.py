@@ -32,7 +32,7 @@ class SearchBudget:
         timer: Callable[[], float] = time.thread_time,
     ) -> None:
         """timer: measures the time of a search. The timer doesn't advance while the thread waits
-        for a processor, so that no lines are skipped because the machine is overloaded."""
+        for a processor, so that an overloaded machine does not cause lines to be skipped."""
         self._per_s, self._share = per_s, share
         self._clock, self._timer = clock, timer
         self._left, self._since = per_s, clock()
@@ -165,8 +165,8 @@ class TrainerLines:
 
     @property
     def _is_of_training(self) -> bool:
-        """Whether a training record is waiting for its step. No evaluation bar is drawn while one
-        is waiting."""
+        """Whether a training record is waiting for its step. No evaluation bar is drawn while a
+        training record is waiting."""
         return any(key.startswith("train/") for key in self._waiting or ())
 
     def _points_at(self, step: int) -> list[FoundPoint]:

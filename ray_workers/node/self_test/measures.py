@@ -1,5 +1,5 @@
-"""The checks and measurements of a self-test. Each runs on one device of torch, in the process that
-the test has started for the device.
+"""The checks and measurements of a self-test. Each check and each measurement runs on one torch
+device, in the process that the test has started for the device.
 
 A check raises `Mismatch` if the device returned a wrong value. Every other exception means that the
 device could not be tested.
@@ -49,8 +49,8 @@ SMALL = WorkSizes(product=256, repeats=3, chunk_bytes=MEBIBYTE, copy_bytes=MEBIB
 
 def product(device: torch.device, sizes: WorkSizes) -> tuple[str, float]:
     """Multiply the same matrices several times. Return a hash of the products, which is the same on
-    every device of the same model, and the seconds of the fastest product. Raises Mismatch if two
-    of the products differ in any bit."""
+    every device of the same model, and the time of the fastest product in seconds. Raises Mismatch
+    if two of the products differ in any bit."""
     hashed = hashlib.sha256()
     fastest = float("inf")
     for dtype in (torch.float32, torch.bfloat16):
@@ -111,7 +111,7 @@ def _num_wrong(chunks: Sequence[Tensor], pattern: int) -> int:
 
 
 def host_copies(device: torch.device, sizes: WorkSizes) -> tuple[float, float]:
-    """Copy data to the device and back. Return the bytes per second of both directions. Raises
+    """Copy data to the device and back. Return the bytes per second in each direction. Raises
     Mismatch if the data changed."""
     sent = torch.randint(-(2**62), 2**62, (sizes.copy_bytes // 8,), dtype=torch.int64)
     received = torch.empty_like(sent)
@@ -144,8 +144,8 @@ def peer_copies(devices: Sequence[torch.device], sizes: WorkSizes) -> list[float
 def all_reduce(
     devices: Sequence[torch.device], sizes: WorkSizes, reduce: Callable[[list[Tensor]], None]
 ) -> float:
-    """Sum a tensor over all GPUs with `reduce`, which is in place. Return the bytes per second that
-    each GPU sends. Raises Mismatch if a sum is wrong."""
+    """Sum a tensor over all GPUs with `reduce`, which works in place. Return the bytes per second
+    that each GPU sends. Raises Mismatch if a sum is wrong."""
     words, number = sizes.copy_bytes // 4, len(devices)
     fastest = float("inf")
     for _ in range(sizes.num_copies):
@@ -162,9 +162,9 @@ def all_reduce(
 
 
 def processors(sizes: WorkSizes = SMALL) -> float:
-    """Multiply the same matrices on each processor that this process may use. Return the seconds of
-    the fastest product. Raises Mismatch if a product differs from its repetition, or from the
-    products of most processors."""
+    """Multiply the same matrices on each processor that this process may use. Return the time of
+    the fastest product in seconds. Raises Mismatch if a product changes when the multiplication is
+    repeated, or differs from the products of most processors."""
     torch.set_num_threads(1)
     allowed = sorted(os.sched_getaffinity(0))
     hashes, fastest = {}, float("inf")

@@ -1,4 +1,4 @@
-"""Compares the results of devices that should be equal."""
+"""Compares results that should be equal on all devices."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ T = TypeVar("T")
 
 
 def minority(hashes: Mapping[T, str]) -> list[T]:
-    """Return the devices whose hash differs from that of more than half of the devices. Return all
-    devices if there is no such majority and not all hashes are equal."""
+    """Return the devices whose hash differs from the hash that more than half of the devices have.
+    Return all devices if there is no such majority and not all hashes are equal."""
     if len(set(hashes.values())) <= 1:
         return []
     usual, number = Counter(hashes.values()).most_common(1)[0]

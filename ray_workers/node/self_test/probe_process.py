@@ -117,7 +117,8 @@ class ProbeProcess:
         return "without an answer"
 
     async def end(self) -> None:
-        """Kill the process and its children, and wait for its end, but not forever."""
+        """Kill the process and its children, and wait for a limited time until the process has
+        ended."""
         process = self._process
         if process is None:
             return

@@ -2,11 +2,11 @@
 
 Each GPU is tested in a process of its own, so that a GPU that hangs or breaks its context does not
 disturb the test of the others. A GPU on which a job or another program has a process is not tested.
-If a job starts on a GPU during the test, the test is given up.
+If a job starts on a GPU during the test, the test is abandoned.
 
-Only a wrong value, an error that CUDA attributes to the hardware, or a step that twice never
-finishes is a failure. Everything else, such as a missing package or too little memory, means that
-the device could not be tested.
+A device fails the test only if it returns a wrong value, if CUDA attributes an error to the
+hardware, or if a step does not finish in either of two tries. Everything else, such as a missing
+package or too little memory, means that the device could not be tested.
 """
 
 from __future__ import annotations
@@ -97,8 +97,9 @@ class SelfTests:
     async def check(self, check_id: str, num_held: int) -> NodeTest:
         """Return the state of a test, and start it if it is new. A test with another id is ended.
 
-        num_held: the number of GPUs of this node that the service has given to jobs. If fewer GPUs
-        have processes of jobs, a job is about to use one of the other GPUs, and the test waits.
+        num_held: the number of GPUs of this node that the service has given to jobs. If jobs have
+        processes on fewer GPUs than that, a job is about to use one of the other GPUs, and the test
+        waits.
         """
         if self._task is not None and check_id != self._id:
             await self.stop()
@@ -264,7 +265,8 @@ class SelfTests:
         return None
 
     def _alone(self, step: str) -> contextlib.AbstractAsyncContextManager[Any]:
-        """Copies from and to the host share its memory, so they are measured one at a time."""
+        """Copies from and to the host all use the host's memory, so they are measured one at a
+        time."""
         return self._copying if step == "copies" else contextlib.nullcontext()
 
     async def _connections(self, devices: Sequence[_Device]) -> tuple[str, bool]:
@@ -301,15 +303,16 @@ def _add(device: _Device, name: str, value: float) -> None:
 
 
 def _is(gpu: Mapping[str, Any], name: str) -> bool:
-    """Whether a name in CUDA_VISIBLE_DEVICES is this GPU."""
+    """Whether a name in CUDA_VISIBLE_DEVICES denotes this GPU."""
     if name.isdecimal():
         return int(name) == int(gpu["index"])
     return str(gpu["uuid"]).startswith(name)
 
 
 def _compare(devices: Sequence[_Device]) -> tuple[str, bool]:
-    """Compare the products of GPUs of the same model. If most of them are equal, the others have
-    failed. Otherwise, it is not known which of them is wrong."""
+    """Compare the products of GPUs of the same model. If most of the products are equal, the GPUs
+    with a different product have failed. If there is no such majority, it is unknown which of the
+    GPUs are wrong."""
     of_model: dict[str, dict[int, str]] = {}
     for number, device in enumerate(devices):
         if device.hashed is not None and device.has_passed:
@@ -333,8 +336,8 @@ def _compare(devices: Sequence[_Device]) -> tuple[str, bool]:
 
 
 def _distrust(devices: Sequence[_Device]) -> tuple[str, bool] | None:
-    """If all of several GPUs failed the same step, the test itself is more likely to be wrong, so
-    the GPUs count as not tested."""
+    """If several GPUs were tested and all of them failed the same step, the test itself is more
+    likely to be wrong, so the GPUs count as not tested."""
     failed = [device for device in devices if device.tested.outcome is DeviceOutcome.FAILED]
     if len(failed) < 2 or len(failed) < len(devices) or len({d.step for d in failed}) > 1:
         return None

@@ -89,8 +89,8 @@ class MachineMeter:
         return min(found, key=lambda one: one.available, default=None)
 
     def _disks(self) -> Counters:
-        """Return the counters of physical disks. Partitions and devices such as LVM's would count
-        twice."""
+        """Return the counters of physical disks. Partitions, and devices such as LVM volumes, would
+        be counted twice."""
         found = {}
         for line in _lines(self._proc / "diskstats"):
             fields = line.split()
@@ -100,8 +100,8 @@ class MachineMeter:
         return found
 
     def _networks(self) -> Counters:
-        """Return the counters of the network cards or, if none is visible, as in a container, of
-        all devices except the loopback device."""
+        """Return the counters of the network cards. If no network card is visible, as in a
+        container, return the counters of all devices except the loopback device."""
         found = {}
         for line in _lines(self._proc / "net" / "dev")[2:]:
             name, _, counters = line.partition(":")

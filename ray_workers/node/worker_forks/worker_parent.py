@@ -9,8 +9,9 @@ parent.
 A fork copies only one thread, so this process must not have other threads. Ray draws ids, for
 example for placement groups, from a random number generator. A fork also copies the generator's
 state, so two supervisors would give their groups the same id. Therefore, this process must not have
-generated any id before the fork. Both conditions are checked before the first fork. If they are not
-met with the installed version of Ray, all workers are started in Ray's usual way, without forks."""
+generated any id before the fork. Both conditions are checked before the first fork. If these
+conditions are not met with the installed version of Ray, all workers are started in Ray's usual
+way, without forks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """All calls of transformers and peft that create a model or a tokenizer, and their private names.
 
-The packages are imported when they are used, because that takes seconds. Tested with transformers
-5.24 and peft 0.21.
+The packages are imported when they are used, because importing them takes seconds. Tested with
+transformers 5.24 and peft 0.21.
 """
 
 from __future__ import annotations
@@ -100,8 +100,9 @@ def empty_model(base: BaseModel, folder: Path, *, scores: bool = False) -> Any:
 
 
 def refuse_unfit_layers(lm: Any, location: str, *, packs: bool) -> None:
-    """Raise DataError if the model takes or uses no positions, or if it has layers in which tokens
-    would see other examples of their row. packs: whether a row can have several examples."""
+    """Raise DataError if the model does not accept or does not use positions, or if it has layers
+    in which tokens would be affected by other examples in their row. packs: whether a row can have
+    several examples."""
     kind = type(lm).__name__
     if "position_ids" not in inspect.signature(lm.forward).parameters:
         raise broken(
@@ -138,8 +139,8 @@ def add_adapter(lm: nn.Module, adapter: spec.Lora) -> None:
 
 
 def lora_config(adapter: spec.Lora, base: str | None, *, scores: bool = False) -> Any:
-    """Return peft's configuration. base: where the base model is. scores: whether the last layer is
-    `SCORES`, which is trained and stored with the adapter."""
+    """Return peft's configuration. base: the location of the base model. scores: whether the last
+    layer is `SCORES`, which is trained and stored with the adapter."""
     from peft import LoraConfig
 
     made: Any = LoraConfig
@@ -196,8 +197,9 @@ def is_transposed(layer: nn.Module) -> bool:
 
 
 def renaming(lm: Any, location: str) -> Callable[[str], str]:
-    """Return a function that returns the parameter for a name in a file of weights. Raises
-    DataError if the weights are not stored as the parameters that the model has."""
+    """Return a function that maps a tensor's name in a weights file to the parameter's name in the
+    model. Raises DataError if the files divide the weights into other tensors than the model
+    does."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming, rename_source_key
 
@@ -221,7 +223,8 @@ def renaming(lm: Any, location: str) -> Callable[[str], str]:
 
 
 def dtype_of(rows: Any, location: str) -> torch.dtype:
-    """Return the type of a stored tensor. Raises DataError if it is not a floating-point type."""
+    """Return the type of a stored tensor. Raises DataError if the type is not a floating-point
+    type."""
     found = TORCH_DTYPES.get(rows.get_dtype())
     if found is None:
         raise broken(

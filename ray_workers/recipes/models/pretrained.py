@@ -1,8 +1,8 @@
 """A causal language model of transformers, whose weights are read by each rank from the files of a
 base model, and adapters of peft on top of it.
 
-transformers and peft define the modules. Everything else is dray's: no rank reads more of the
-weights than its part.
+transformers and peft define the modules. Everything else is dray's own code: no rank reads more of
+the weights than its part.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Stored:
 class PretrainedModel(nn.Module):
     """(N, 2, T) token ids and positions -> (N, T, vocabulary) logits for the next token.
 
-    A position that does not follow the one before it begins another sequence; tokens don't attend
-    to other sequences. The state dict has only the tensors that are trained, with the names that
-    transformers uses in files.
+    A position that does not directly follow the previous position begins another sequence; tokens
+    don't attend to other sequences. The state dict has only the tensors that are trained, with the
+    names that transformers uses in files.
     """
 
     def __init__(self, lm: nn.Module, base: BaseModel, stored: Mapping[str, Stored]) -> None:
@@ -161,8 +161,8 @@ class PretrainedModel(nn.Module):
         return super().load_state_dict(whole, strict=False, assign=assign)
 
     def _trained_names(self) -> set[str]:
-        """Return the names of the tensors that are trained. A tensor with several names, such as an
-        embedding that is also the output layer, has only the first one."""
+        """Return the names of the tensors that are trained. If a tensor has several names, as an
+        embedding that is also the output layer does, only its first name is returned."""
         return {name for name, one in self.lm.named_parameters() if one.requires_grad}
 
 
@@ -237,8 +237,8 @@ def _refuse_missing_targets(lm: nn.Module, adapter: spec.Lora) -> None:
 
 
 def _ties(lm: nn.Module) -> Iterator[tuple[tuple[nn.Module, str], list[tuple[nn.Module, str]]]]:
-    """Iterate over the parameters that several modules share: (module, name) of the first one, and
-    of the others."""
+    """Iterate over the parameters that several modules share: (module, name) of the first module,
+    and of the other modules."""
     holders: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for module in lm.modules():
         for name, parameter in module._parameters.items():
@@ -287,7 +287,7 @@ def _part(rows: Any, parameter: Tensor) -> Tensor:
 
 def _stored(base: BaseModel, lm: nn.Module) -> dict[str, Stored]:
     """Return where the value of each parameter is stored. Raises DataError if a parameter has no
-    value, or one of another shape."""
+    stored value, or if the stored value has another shape."""
     parameters = dict(lm.named_parameters())
     first = {parameter: name for name, parameter in parameters.items()}
     every = lm.named_parameters(remove_duplicate=False)
@@ -357,7 +357,7 @@ def _refuse_other_value(location: str, name: str, given: Tensor, buffer: Tensor)
 
 
 def scaling(adapter: spec.Lora) -> float:
-    """Return the factor of the product of an adapter's matrices."""
+    """Return the factor by which the product of an adapter's matrices is multiplied."""
     return adapter.alpha / (math.sqrt(adapter.rank) if adapter.rslora else adapter.rank)
 
 
@@ -370,8 +370,8 @@ def merged(
     lengths: Tensor | None = None,
     is_transposed: bool,
 ) -> Tensor:
-    """Return the weight with its adapter's product added, in the weight's type. down: (rank,
-    inputs), up: (outputs, rank), weight: (outputs, inputs), or (inputs, outputs) if it is
+    """Return the weight plus the product of its adapter's matrices, in the weight's type. down:
+    (rank, inputs), up: (outputs, rank), weight: (outputs, inputs), or (inputs, outputs) if it is
     transposed. lengths: the lengths of the rows of the sum, (outputs,), which DoRA trains."""
     exact = torch.promote_types(weight.dtype, torch.float32)
     change = factor * (up.to(exact) @ down.to(exact))

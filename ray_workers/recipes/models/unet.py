@@ -1,8 +1,8 @@
 """U-Net: (N, channels, height, width) in 0..1 -> (N, num_classes, height, width) logits.
 
-Follows Ronneberger et al. 2015 (arXiv:1505.04597), except that the convolutions use padding, so
-that the mask is as large as the image, and are followed by GroupNorm, for the reason given in
-`images`.
+Follows Ronneberger et al. 2015 (arXiv:1505.04597), with two changes: the convolutions use padding,
+so that the mask is as large as the image, and they are followed by GroupNorm, for the reason given
+in `images`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ Therefore the store itself listens on a Unix socket that only its own process ca
 `StoreProxy` on the node's address forwards a connection once the other end has proved that it knows
 the attempt's secret. Torch and scripts connect to MASTER_ADDR and MASTER_PORT without
 authenticating. Therefore, each rank actor runs a `StoreForwarder` at this address, which accepts
-connections from this user's processes on this machine, and proves knowledge of the secret on their
-behalf.
+connections from this user's processes on this machine, and proves knowledge of the secret on behalf
+of these processes.
 """
 
 from __future__ import annotations

@@ -124,8 +124,8 @@ class MachineSpeed:
         return limit_s * self.slowness
 
     def is_over(self, since: float, limit_s: float) -> bool:
-        """Return whether more than `limit_s` has passed since `since`, a value of `time`, and
-        record an overrun if it has."""
+        """Return whether more than `limit_s` has passed since `since`, which is a value of `time`.
+        If so, record an overrun."""
         if self.time() - since <= limit_s:
             return False
         self.ran_out()

@@ -2,9 +2,9 @@
 
 This module works only on Linux.
 
-Processes that a rank starts are identified in three ways. The first is by their session, but a
-daemon leaves its session. The second is by a mark in the environment, but a program can remove the
-mark, and /proc does not show it for a forked process. The third is by a mark in RLIMIT_RSS. Linux
+Processes that a rank starts are identified in three ways. The first way is the session, but a
+daemon leaves its session. The second way is a mark in the environment, but a program can remove the
+mark, and /proc does not show it for a forked process. The third way is a mark in RLIMIT_RSS. Linux
 has ignored this limit since 2.4.30 (setrlimit(2)), but every child inherits it, even if the child
 changes its session and environment.
 """
@@ -86,8 +86,9 @@ def pid_namespace() -> str:
 
 
 def _read(path: str) -> bytes:
-    """Return the contents of a file in /proc. This takes a third of the time of `Path.read_bytes`,
-    and a search for processes reads a file of every process of the machine."""
+    """Return the contents of a file in /proc. This function takes a third of the time of
+    `Path.read_bytes`, which matters because a search for processes reads a file of every process on
+    the machine."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         contents = os.read(file, READ_BYTES)
@@ -102,8 +103,8 @@ def stat_fields(pid: int | str) -> list[bytes]:
     """Return the fields of /proc/PID/stat, starting with field 3 (state); empty if the process does
     not exist.
 
-    Raises OSError if the file can't be read for another reason, such as too many open files: a
-    process that is taken for dead has its sessions killed.
+    Raises OSError if the file can't be read for another reason, such as too many open files,
+    because the sessions of a process that is mistaken for dead are killed.
     """
     try:
         stat = _read(f"/proc/{pid}/stat")

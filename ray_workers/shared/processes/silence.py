@@ -1,10 +1,10 @@
 """Records how long each of dray's own processes has been silent, and defines limits on the silence.
 
-A suspended process closes no connection; the only sign of its state is that it
-does not respond to requests. A process that sends requests to other processes uses a `Silence`, and
-acts when a limit of `SilenceLimits` has passed: the service for its gateway, the gateway for
-supervisors and node agents, a supervisor for its rank actors and its store, and a node agent for
-its forkserver. Apart from the clocks, which are parameters, this module has no side effects.
+A suspended process closes no connection; the only sign of its state is that it does not respond to
+requests. A process that sends requests to other processes uses a `Silence`, and acts when a limit
+of `SilenceLimits` has passed. The service does this for its gateway, the gateway for supervisors
+and node agents, a supervisor for its rank actors and its store, and a node agent for its
+forkserver. Apart from the clocks, which are parameters, this module has no side effects.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class SilenceLimits:
 
     @property
     def gateway_s(self) -> float:
-        """Time limit for the gateway and the forkserver, each of which, while silent, holds up its
-        single local caller."""
+        """Time limit for the gateway and for the forkserver. While one of them is silent, it holds
+        up its only caller, a local process."""
         return self.replace_s / 2
 
     @property

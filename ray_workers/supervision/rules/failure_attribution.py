@@ -180,7 +180,7 @@ def _is_secondary_failure(ended: RankExit, causes: Mapping[int, Cause]) -> bool:
 def excused(outcome: Outcome, slowness: float) -> Outcome:
     """Return the outcome, with a note if overloaded machines might have caused it.
 
-    `slowness` is how many times slower than usual the machines were when the group's start or
+    `slowness` is the factor by which the machines were slower than usual when the group's start or
     recovery last took too long. `slowness` is 1 if neither the start nor a recovery took too long.
     """
     may_be = outcome.cause in (Cause.WORKER_LOST, Cause.INFRASTRUCTURE)
@@ -190,7 +190,7 @@ def excused(outcome: Outcome, slowness: float) -> Outcome:
 
 
 def with_role(outcome: Outcome, names: Sequence[str]) -> Outcome:
-    """Return the outcome, with the role of the rank at fault, if it has one, added to the message.
+    """Return the outcome. If the rank at fault has a role, the message names the role.
     `names` contains role names as returned by `dray.ranks.role_names`."""
     role = "" if outcome.rank is None else role_of(outcome.rank, names)
     note = f" (rank {outcome.rank} is {role})" if role else ""

@@ -231,8 +231,8 @@ class GroupPolicy:
 
     def _stray_since(self, seen: GroupObservation, memory: GroupMemory, now: float) -> float | None:
         """Return the time since which ranks have been waiting for a round although no rank was
-        lost, or None if they are not waiting. They wait because their connections broke or a round
-        could not be formed."""
+        lost, or None if they are not waiting. The ranks wait because their connections broke or a
+        round could not be formed."""
         is_any_standby = any(rank.status.phase is RankPhase.STANDBY for rank in seen.ranks)
         may_be = (
             self.traits.recovers_in_place and is_any_standby and seen.num_running == seen.num_placed

@@ -139,9 +139,9 @@ def next_round(roster: GroupRoster, traits: GroupTraits) -> NextRound | str:
 
 
 def _takeovers(roster: GroupRoster, stays: Sequence[Worker]) -> list[tuple[Worker, Worker]]:
-    """Return the spares that take a rank, each with the worker that loses this rank: its process
-    has exited, its node is dead, or its slot has been recalled. Spares are never used for
-    growth."""
+    """Return the spares that take a rank, each paired with the worker that loses this rank. The
+    worker loses the rank because its process has exited, its node is dead, or its slot has been
+    recalled. Spares are never used for growth."""
     spares = [one for one in stays if one.state is WorkerState.SPARE]
     remaining = {one.index for one in stays}
     vacated = [

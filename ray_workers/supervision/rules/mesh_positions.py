@@ -29,9 +29,10 @@ def arranged(
 
     A worker keeps its part, and its replica if possible. If more workers have a part than there are
     replicas, the workers that got their ranks first keep it, because a process that got its rank
-    later might not have received its state yet; then the workers of complete replicas, because the
-    others might have been interrupted in the middle of an update. The remaining workers get the
-    remaining positions, in the given order.
+    later might not have received its state yet. Among workers that got their ranks in the same
+    round, the workers of complete replicas keep the part, because the other workers might have been
+    interrupted in the middle of an update. The remaining workers get the remaining positions, in
+    the given order.
     """
     num_replicas = len(workers) // shape.num_parts
     world_size = num_replicas * shape.num_parts

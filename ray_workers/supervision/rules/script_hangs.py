@@ -147,9 +147,9 @@ def blame(look: ScriptLook, signs: Signs, stacks: Mapping[int, str]) -> Hang:
 
     The culprits are the ranks that, according to torch's flight recorder, have not joined a
     collective. If there are no such ranks, the culprits are the ranks whose stacks show no
-    collective while other stacks do, or show a different collective than most stacks. Otherwise,
-    the culprits are the ranks that have completed fewer steps. If no rank differs from the other
-    ranks, the hang has no culprits.
+    collective although stacks of other ranks show one, or show a different collective from the one
+    in most stacks. If the stacks show no such difference, the culprits are the ranks that have
+    completed fewer steps. If no rank differs from the other ranks, the hang has no culprits.
     """
     collectives = {
         one.rank: collective_in(main_stack(stacks.get(one.rank, ""))) for one in look.ranks

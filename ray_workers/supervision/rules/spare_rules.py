@@ -39,8 +39,9 @@ def responding(
 
 def is_standing_still(spare: RankObservation | None, limit_s: float, *, was_ready: bool) -> bool:
     """Whether a running spare has stopped responding. A spare that is still being started
-    (`was_ready` is False) can stay in a phase for longer, so it must be suspended. If its node does
-    not report the spare, the node's silence is handled separately."""
+    (`was_ready` is False) can stay in a phase for longer, so it counts as unresponsive only if it
+    is suspended. If the spare's node does not report the spare, the silence of the node is handled
+    separately."""
     if spare is None or not spare.state or spare.age_s <= limit_s:
         return False
     return was_ready or spare.state in ("T", "t")
@@ -64,6 +65,6 @@ def counted(number: int, noun: str) -> str:
 
 
 def pause_s(num_failures: int) -> float:
-    """Return the pause before a spare is started again that has failed to start `num_failures`
-    times before."""
+    """Return the pause before a spare that has failed to start `num_failures` times is started
+    again."""
     return min(FIRST_PAUSE_S * 2.0 ** min(num_failures, 16), MOST_PAUSE_S)

@@ -1,1 +1,1 @@
-"""Writing checkpoints, and finding the latest intact one."""
+"""Writes checkpoints, and finds the latest intact checkpoint."""

@@ -99,7 +99,7 @@ class LoadedCheckpoint:
 
 
 class SkippedCheckpoint(NamedTuple):
-    """A checkpoint that training could not resume from."""
+    """A checkpoint from which training could not resume."""
 
     step: int
     why: str
@@ -178,7 +178,8 @@ def _commit_files(
 
 
 def write_share(base_url: str, step: int, snapshot: StagedState, save: SharedSave) -> RankReport:
-    """Write this rank's file of a checkpoint, and return what rank 0 needs to commit it."""
+    """Write this rank's file of a checkpoint, and return the information that rank 0 needs to
+    commit the checkpoint."""
     url = url_of(base_url, step)
     faultpoint(FaultPoint.BEFORE_WRITE, step)
     if save.rank == 0:
@@ -385,7 +386,8 @@ def drop_unfinished(base_url: str) -> None:
 
 
 def read_folder(folder: Path) -> State:
-    """Return the state that several ranks have written to a folder, whose files are verified."""
+    """Return the state that several ranks have written to a folder. The files must already be
+    verified."""
     paths = folder.glob("*.safetensors")
     found = {path.name: _opened(path.as_uri(), path.stat().st_size) for path in paths}
     return _divided_tree(json.loads((folder / TREE).read_bytes()), found)

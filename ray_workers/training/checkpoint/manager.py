@@ -132,7 +132,7 @@ class CheckpointManager:
         *,
         volatile: Iterable[Tensor] | None = (),
     ) -> None:
-        """Begin to save the current state. If this rank saves alone, does nothing if the current
+        """Begin to save the current state. Does nothing if this rank saves alone and the current
         step is already saved. Waits for the previous save if it is still in progress.
 
         state: the state, or a function that returns it; its errors are handled like errors from
@@ -191,7 +191,7 @@ class CheckpointManager:
             self._writer.submit(int).result()
 
     def _wrote(self) -> None:
-        """Note in the writer thread that a chunk is written."""
+        """Record, in the writer thread, that a chunk has been written."""
         self._num_chunks += 1
 
     def disband(self) -> None:
@@ -252,7 +252,7 @@ class CheckpointManager:
 
     def _usable(self, taken: StagedState | Exception) -> StagedState:
         """Return a snapshot from which training could resume. Raises NotFiniteError if there are
-        non-finite values, and the error if the state could not be copied."""
+        non-finite values. If the state could not be copied, raises the error of the copy."""
         if isinstance(taken, Exception):
             raise taken
         if not self._saves_any_number and not taken.is_finite():

@@ -1,12 +1,12 @@
 """Keeps the newest state of a divided model in the memory of the ranks.
 
 Periodically, each rank copies its share of the state, and sends the copy to other ranks. The copy
-is staged like a checkpoint's, and sent by a thread over a process group of its own, while training
+is staged like a checkpoint's, and a thread sends it over a separate process group while training
 continues. When a rank is lost, its replacement gets the lost rank's share from a rank that keeps
 it, and all other ranks go back to the same step with their own copies.
 
 There are two slots. A rank overwrites one slot only after all ranks have received everything for
-the other slot, so a rank that is lost at any time leaves one generation whole.
+the other slot, so that one complete generation of copies remains if a rank is lost at any time.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ BUSY, FAILED, NO_MEMORY = 0, -1, -2
 
 class PeerMemory:
     """The copies of the state in the memory of this rank: of its own share, and of the shares of
-    other ranks. Does nothing unless the document or its defaults ask for it."""
+    other ranks. Does nothing unless the job document or its defaults enable these copies."""
 
     def __init__(self, spec: JobSpec, state: Callable[[], Mapping[str, Any]]) -> None:
         """state: returns this rank's share of the state."""
@@ -130,7 +130,7 @@ class PeerMemory:
 
     def _await_end_of(self, sending: Future[float]) -> None:
         """Wait until nothing is being sent. If gloo does not end an operation of the broken group
-        (see `waiting_thread`), leave the memory that it uses to it."""
+        (see `waiting_thread`), don't reuse the memory that this operation uses."""
         try:
             sending.exception(SENDING_END_S)
         except TimeoutError:
@@ -140,7 +140,7 @@ class PeerMemory:
 
     def agree(self) -> None:
         """Find the newest step to which all ranks can go back. A collective operation. All older
-        copies are dropped, and so are newer ones that some rank lacks."""
+        copies are dropped, and so are newer copies that are missing on some ranks."""
         if not self._applies:
             return
         mine = [share.holding for slot in self._slots for share in slot.values()]
@@ -159,7 +159,7 @@ class PeerMemory:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no rank of the group holds anything."""
+        """Whether no rank of the group holds any share of the state."""
         return not any(self._held)
 
     def restored(self) -> tuple[int, Any]:
@@ -177,8 +177,9 @@ class PeerMemory:
         return self._whole, held[self._rank].state()
 
     def begin_copy(self, progress: Progress, volatile: Iterable[Tensor]) -> None:
-        """Begin a copy of the state after the last step, if one is due on all ranks. A collective
-        operation if it is due. Does nothing before all tasks after the step are done.
+        """Begin a copy of the state after the last step, if a copy is due on all ranks. This is a
+        collective operation if a copy is due. Does nothing before all tasks after the step are
+        done.
 
         volatile: tensors of the state that change before `hold` is called.
         """
@@ -222,7 +223,7 @@ class PeerMemory:
         threading.Thread(target=self._send, args=arguments, daemon=True, name="dray-peers").start()
 
     def ask(self, step: int) -> None:
-        """Make a copy due after this step, on all ranks. Called when a checkpoint is begun: if the
+        """Schedule a copy after this step, on all ranks. Called when a checkpoint is begun: if the
         checkpoint were newer than the copies, a recovery from memory would lose more steps than a
         restart."""
         self._is_asked, self._next_try = True, step
@@ -237,7 +238,8 @@ class PeerMemory:
         self._every = every
 
     def _answer(self) -> tuple[int, Mapping[str, Any]]:
-        """Return (this rank's interval, its share of the state), or why it can't begin a copy."""
+        """Return (this rank's interval, its share of the state) or, if this rank can't begin a
+        copy, the reason."""
         if self._sending is not None and not self._sending.done():
             return BUSY, {}
         if self._sending is not None and self._sending.exception() is not None:
@@ -252,7 +254,8 @@ class PeerMemory:
         return self._wanted, state
 
     def _give_up(self, rank: int) -> None:
-        """Stop copying, because a rank lacks memory. Raises HostMemoryError unless `auto`."""
+        """Stop copying, because a rank lacks memory. Raises HostMemoryError unless the setting is
+        `auto`."""
         self._is_on, self._lacks_memory = False, True
         self._slots = [{} for _ in range(NUM_SLOTS)]
         what = (
@@ -337,7 +340,7 @@ class PeerMemory:
             self._staged = None
 
     def finish(self, waiting: Callable[[], None]) -> None:
-        """Wait until nothing is being sent, while all ranks exist. A collective operation.
+        """Wait until nothing is being sent, for as long as all ranks exist. A collective operation.
 
         waiting: called repeatedly while this rank waits.
         """

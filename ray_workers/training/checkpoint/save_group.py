@@ -1,8 +1,8 @@
-"""How the ranks of a group save a divided state together.
+"""Lets the ranks of a group save a divided state together.
 
 Each rank writes one file with its pieces, and reports the file through the attempt's store. Rank 0
 waits for the reports of all ranks, and commits the checkpoint by writing its manifest. The other
-ranks wait until rank 0 has finished, so that no rank begins the next save earlier.
+ranks wait until rank 0 has finished, so that no rank begins the next save before that time.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ class SaveGroup:
 
 
 class SharedSave:
-    """A save of all ranks of a group, as one of them sees it. Only one thread may use it."""
+    """One rank's view of a save in which all ranks of its group take part. Only one thread may use
+    it."""
 
     def __init__(self, group: SaveGroup, number: int, progressed: Callable[[], None]) -> None:
         self.rank, self.world_size = group.rank, group.world_size
@@ -193,8 +194,8 @@ def merged(reports: Sequence[RankReport]) -> dict[str, Any]:
 
 
 def _merged_trees(one: Any, other: Any, path: str) -> Any:
-    """Merge two trees. They have different items of dictionaries; what both of them have is
-    identical, except for the parameters of an optimizer's groups."""
+    """Merge two trees. Dictionaries in the two trees have different items; items that are in both
+    trees are identical, except for the parameters of an optimizer's groups."""
     if path == "optimizer/param_groups":
         return _merged_groups(one["list"], other["list"])
     if not isinstance(one, Mapping) or "dict" not in one or not isinstance(other, Mapping):
@@ -207,8 +208,9 @@ def _merged_trees(one: Any, other: Any, path: str) -> Any:
 
 
 def _merged_groups(ours: Sequence[Any], theirs: Sequence[Any]) -> Any:
-    """Merge the groups of parameters of two ranks: groups with the same options, one of each rank.
-    A stage without the parameters of a group doesn't have the group."""
+    """Merge the parameter groups of two ranks: each group of one rank is merged with the group of
+    the other rank that has the same options. A stage that has none of a group's parameters does not
+    have this group."""
     groups = [_options_and_names(each) for each in ours]
     left = list(range(len(groups)))
     for options, names in map(_options_and_names, theirs):

@@ -49,8 +49,8 @@ def keepers(nodes: Sequence[str], copies: int) -> list[list[int]]:
     """Return, for each rank, the ranks that keep its share. nodes: the node of each rank.
 
     Each rank keeps the shares of `copies` other ranks. Ranks on the same node are neighbours in a
-    ring, so a shift by the size of the largest node leads to another node, unless most ranks are on
-    that node.
+    ring, so a shift by the number of ranks on the largest node leads to a rank on another node,
+    unless most ranks are on the largest node.
     """
     num = len(nodes)
     ring = sorted(range(num), key=lambda rank: (nodes[rank], rank))
@@ -70,7 +70,8 @@ def newest_whole(held: Sequence[Collection[Holding]]) -> int | None:
 
 
 def senders(held: Sequence[Collection[Holding]], step: int) -> dict[int, int]:
-    """Return, for each rank that does not hold its own share, the rank that sends it."""
+    """Return, for each rank that does not hold its own share, the rank that sends this share to
+    it."""
     return {
         rank: next(other for other, each in enumerate(held) if (rank, step) in each)
         for rank, own in enumerate(held)
@@ -115,7 +116,7 @@ def _bytes_of(tree: Any) -> Tensor:
 def _transfer(
     group: dist.ProcessGroup, sent: Mapping[int, Tensor], received: Mapping[int, Tensor]
 ) -> None:
-    """Send and receive one-dimensional tensors, one message of each of them at a time."""
+    """Send and receive one-dimensional tensors in pieces, one piece of each tensor at a time."""
     parts = [
         (begin, rank, process_group.pieces(tensor))
         for begin, tensors in ((dist.isend, sent), (dist.irecv, received))

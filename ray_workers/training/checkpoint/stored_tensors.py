@@ -89,8 +89,8 @@ class StoredPiece:
 
 
 class StoredTensor(Tensor):
-    """A tensor on the CPU, or a slice of one, without memory for its values. Operations that only
-    read work as usual; operations that would change the tensor raise RuntimeError."""
+    """A tensor on the CPU, or a slice of one, without memory for its values. Read-only operations
+    work as usual; operations that would change the tensor raise RuntimeError."""
 
     _name: str
     _pieces: Sequence[StoredPiece]
@@ -155,7 +155,7 @@ class StoredTensor(Tensor):
 def stored_tensors(index: Mapping[str, Any], files: Mapping[str, StoredFile]) -> dict[str, Tensor]:
     """Return the tensors that an index describes; the keys of `files` are names of files. Raises
     LookupError, TypeError, ValueError or OverflowError if the index is malformed, a piece is not
-    within its file, or the pieces of a tensor do not have each element once."""
+    within its file, or the pieces of a tensor do not contain each element exactly once."""
     found: dict[str, Tensor] = {}
     for name, entry in index.items():
         dtype, shape = TORCH_DTYPES[entry["dtype"]], [int(size) for size in entry["shape"]]
@@ -178,11 +178,11 @@ def stored_tensors(index: Mapping[str, Any], files: Mapping[str, StoredFile]) ->
 
 
 def _are_whole(pieces: Sequence[StoredPiece], shape: Sequence[int]) -> bool:
-    """Return whether every element of a tensor is in one piece.
+    """Return whether every element of a tensor is in exactly one piece.
 
-    The number of pieces that contain an element is the sum, over all corners of pieces that are not
-    behind the element, of the corners' signs. Therefore, pieces that contain the same elements
-    have the same sums of signs at all corners.
+    The number of pieces that contain an element is the sum of the signs of all corners of pieces
+    that are not behind the element. Therefore, pieces that contain the same elements have the same
+    sums of signs at all corners.
     """
     whole = StoredPiece(torch.empty, 0, [0] * len(shape), shape)
     if any(len(one.offsets) != len(shape) or len(one.shape) != len(shape) for one in pieces):
@@ -198,8 +198,8 @@ def _are_whole(pieces: Sequence[StoredPiece], shape: Sequence[int]) -> bool:
 
 
 def _corners(pieces: Sequence[StoredPiece], dims: Sequence[int]) -> dict[tuple[int, ...], int]:
-    """Return the sum of the signs at each corner, except zeros, in these dimensions. The sign is
-    negative if an odd number of the corner's indices are the ends of the piece."""
+    """Return the sum of the signs at each corner in these dimensions, and omit sums that are zero.
+    The sign is negative if an odd number of the corner's indices are the ends of the piece."""
     signs: Counter[tuple[int, ...]] = Counter()
     for piece in pieces:
         for ends in itertools.product((0, 1), repeat=len(dims)):

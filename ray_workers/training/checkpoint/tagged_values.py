@@ -1,8 +1,8 @@
 """Values of a script's state that have no form in JSON, such as sets, bytes and numpy arrays.
 
-Each of them is stored as its type's name and plain content, and is read without executing code.
-Values of other types are refused when they are saved. Only checkpoints of the first versions of
-this format have pickles, which are read if they contain nothing but values of these types.
+Each such value is stored as the name of its type and plain content, and is read without executing
+code. Values of other types are refused when they are saved. Only checkpoints of the first versions
+of this format contain pickles. A pickle is read only if all of its values have one of these types.
 """
 
 from __future__ import annotations
@@ -166,8 +166,8 @@ def _dumped(kind: type, value: Any, path: str, name: str | None = None) -> Tagge
 
 
 def untagged(value: Any) -> Any:
-    """Return the value that `tagged` was given. Tensors that are not inside of TaggedValues are
-    returned unchanged. Raises ValueError for a tag or a pickle that is not read."""
+    """Return the value that was passed to `tagged`. Tensors that are not inside of TaggedValues are
+    returned unchanged. Raises ValueError for a tag or a pickle that dray does not read."""
     if isinstance(value, TaggedValue):
         if value.kind not in _LOADS:
             raise ValueError(f"this version of dray can't read values of the kind {value.kind!r}")

@@ -146,7 +146,7 @@ class CheckpointTriggers:
     def _choose(
         self, step: int, interval: CheckpointInterval, stall_s: float, write_s: float, step_s: float
     ) -> None:
-        """Choose the interval on rank 0 by the highest costs of all ranks."""
+        """Choose the interval on rank 0, based on the highest costs among all ranks."""
         every = interval.measured(stall_s, write_s, step_s)
         self._log_interval(every, stall_s, step_s)
         if step > self._chosen_at:

@@ -56,8 +56,8 @@ def store_of_group() -> Store:
 
 
 def set_timeout(group: dist.ProcessGroup | None, limit: timedelta) -> None:
-    """Set the timeout for future operations of a group. The public functions set it only when they
-    create the group, and then it also applies to connecting the ranks."""
+    """Set the timeout for future operations of a group. The public functions set the timeout only
+    when they create the group, and then the timeout also applies to connecting the ranks."""
     distributed_c10d._set_pg_timeout(limit, group)
 
 
@@ -68,9 +68,9 @@ def cap_memory_when_used(share: float) -> None:
 
 
 def abort_operations() -> None:
-    """Abort all groups, which wakes the threads that wait for their operations. Unlike
-    `abort_groups`, the groups remain registered, because another thread might be using them.
-    NCCL's communicators are aborted together, as in torch, because they could wait for each other
+    """Abort all groups, which wakes the threads that wait for their operations. The groups remain
+    registered, unlike with `abort_groups`, because another thread might be using them. NCCL's
+    communicators are aborted together, as in torch, because they could wait for each other
     (pytorch/pytorch#119797)."""
     members = list(groups())
     nccl = _nccl_of(members)
@@ -118,7 +118,8 @@ def exchange_parts(flat: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def unhook(module: DistributedDataParallel) -> None:
     """Stop the module's backward pass from exchanging gradients. Deleting the wrapper is not
-    enough: it would exchange gradients over the old group as long as the parameters exist."""
+    enough, because the wrapper would exchange gradients over the old group for as long as the
+    parameters exist."""
     module._remove_autograd_hooks()  # type: ignore[no-untyped-call]
 
 

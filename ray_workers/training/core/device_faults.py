@@ -66,8 +66,9 @@ def as_lost(error: BaseException, *, has_undefined_results: bool = False) -> Bas
     """Return a DeviceLostError if the process must be replaced because of this error; otherwise,
     the error itself.
 
-    A failed assertion is an error of the program, which would fail again, unless its operands might
-    be the results of an aborted operation. has_undefined_results: whether they might be.
+    A failed assertion is an error of the program, which would fail again, unless the assertion's
+    operands might be the results of an aborted operation. has_undefined_results: whether the
+    operands might be such results.
     """
     for each in chain_of(error):
         code = _code(each)

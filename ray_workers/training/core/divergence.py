@@ -40,8 +40,8 @@ class Divergence:
 
     @property
     def forbids_saving(self) -> bool:
-        """Whether the values of the last steps were not finite, in which case the weights may be
-        unusable although they are finite."""
+        """Whether the values of the last steps were not finite, in which case even finite weights
+        may be unusable."""
         return self._in_a_row > 0 and self._rule != "warn"
 
     def step_done(self, rank: int, step: int, loss: float, grad_norm: float) -> None:

@@ -58,8 +58,8 @@ def is_deterministic(error: BaseException) -> bool:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the error was raised by a `raise` statement in `dray.train` that rejects a call that
-    is always invalid, such as a second `init()`."""
+    """Whether the error comes from a `raise` statement in `dray.train` that rejects an always
+    invalid call, such as a second `init()`."""
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next

@@ -116,7 +116,7 @@ class ReplicasDifferError(PartsLostError):
 
 
 class CorruptedReplicaError(ReplicasDifferError):
-    """Like `ReplicasDifferError`, on a rank whose replica differs from a majority."""
+    """Like `ReplicasDifferError`, but raised on a rank whose replica differs from a majority."""
 
 
 _LOSSES = (

@@ -1,5 +1,5 @@
-"""Describes the error that ended a rank: its type, its message, and the line in the user's code,
-all in one sentence, with advice about missing modules. Does not import torch."""
+"""Describes the error that ended a rank in one sentence: its type, its message, and the line in the
+user's code, with advice about missing modules. Does not import torch."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 If the process exceeds its share, torch's allocator raises an error in this process only. Programs
 that use a different allocator can read their share from an environment variable, but dray does not
-enforce it.
+enforce this share.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def variables(share: float) -> dict[str, str]:
 
 
 def for_torch(version: str | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable that makes this version of torch respect the share in `environ`; empty if
-    the process does not share its GPU, or if torch is too old."""
+    """Return the variable that makes this version of torch respect the share that `environ`
+    contains; empty if the process does not share its GPU, or if torch is too old."""
     if FRACTION not in environ or version is None or not _is_known_to(version):
         return {}
     name = next((name for name in _SETTINGS if name in environ), _SETTINGS[-1])

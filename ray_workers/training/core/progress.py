@@ -31,7 +31,8 @@ class Progress:
 
     @classmethod
     def just_after(cls, step: int) -> Self:
-        """Return the progress directly after `step` steps, before the tasks that are then due."""
+        """Return the progress directly after `step` steps, before the tasks that are due after
+        these steps."""
         return cls(2 * step)
 
     @property

@@ -1,5 +1,5 @@
-"""Pure functions for the learning rate, for when to evaluate and save checkpoints, and for early
-stopping."""
+"""Pure functions that determine the learning rate, when to evaluate and save checkpoints, and when
+to stop early."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def _by_rule(rule: Literal["linear", "sqrt"], ratio: float) -> float:
 
 
 def rate_factor(batch_size: int, train: Train) -> float:
-    """Return the learning rate factor for a batch of this size if the document specifies a range of
-    sizes; without a range, exactly 1."""
+    """Return the factor by which the learning rate is multiplied for a batch of this size; exactly
+    1 if the document does not specify a range of sizes."""
     if train.batch_range is None:
         return 1.0
     return _by_rule(train.batch_scaling, batch_size / train.global_batch_size)

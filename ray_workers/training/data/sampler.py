@@ -3,9 +3,9 @@
 An epoch visits every sample once, in an order derived from (seed, epoch). The order is divided into
 steps; the last step of an epoch can be shorter. A global batch consists of the samples of one step,
 or of several consecutive steps if the document specifies a range of batch sizes. Each global batch
-is divided into contiguous shares: one for each rank or, in an exact group, a number that does not
-depend on the world size. Therefore the world size determines which rank computes a sample, but not
-which samples are computed.
+is divided into contiguous shares: one share for each rank or, in an exact group, a number of shares
+that does not depend on the world size. Therefore the world size determines which rank computes a
+sample, but not which samples are computed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def share(num_items: int, rank: int, world_size: int) -> tuple[int, int]:
 
 def share_by(parts: Sequence[float], num_items: int, number: int) -> tuple[int, int]:
     """Return the range [start, stop) of a contiguous share whose size is proportional to its entry
-    in `parts`, whose sum is 1. Each share has at least one item if there are enough items."""
+    in `parts`; the sum of `parts` is 1. Each share has at least one item if there are enough
+    items."""
     least = min(num_items // len(parts), 1)
     free = num_items - least * len(parts)
     start, stop = (round(free * sum(parts[:end])) + least * end for end in (number, number + 1))
@@ -96,8 +97,8 @@ class DistributedBatchSampler:
         num_shares: int,
         num_terms: Tensor | None = None,
     ) -> None:
-        """num_terms: number of terms in the loss of each sample, int64 (num_samples,); None for one
-        per sample."""
+        """num_terms: number of terms in the loss of each sample, int64 (num_samples,); None if each
+        sample has one term."""
         self._num_samples = num_samples
         self._samples_per_step = samples_per_step
         self._seed = seed

@@ -63,9 +63,9 @@ class Connections:
                     ours.shutdown(socket.SHUT_RDWR)
 
     def sent_bytes(self) -> int | None:
-        """Return the number of bytes that this process has sent to other members of its group, as
-        counted by the kernel: including message headers, excluding packet headers and
-        retransmissions. None if the kernel does not count the bytes."""
+        """Return the number of bytes, as counted by the kernel, that this process has sent to other
+        members of its group: message headers are included, but packet headers and retransmissions
+        are not. None if the kernel does not count the bytes."""
         if not hasattr(socket, "TCP_INFO"):
             return None
         if self._numbers is None:

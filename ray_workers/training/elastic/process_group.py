@@ -94,13 +94,13 @@ def is_broken() -> bool:
 
 
 def wait_for_results(device: torch.device) -> None:
-    """Wait until all operations launched so far are complete, and check that none was aborted.
-    Does nothing on CPU, where an operation either is complete when it returns or raises.
+    """Wait until all operations launched so far are complete, and check that none was aborted. Does
+    nothing on CPU, where an operation either raises an exception or is complete when it returns.
 
-    On a GPU, an operation has only been launched when it returns. If a peer is lost, the operation
-    never completes until it is aborted, and then its result is undefined. Therefore this function
-    must be called before results of other ranks change the state of this rank or decide what it
-    does next. Raises DistBackendError if the group was aborted.
+    On a GPU, an operation is only launched, not necessarily complete, when it returns. If a peer is
+    lost, the operation never completes until it is aborted, and then its result is undefined.
+    Therefore this function must be called before results of other ranks change the state of this
+    rank or determine what this rank does next. Raises DistBackendError if the group was aborted.
     """
     if not devices.is_gpu(device) or not dist.is_initialized():
         return
@@ -118,8 +118,8 @@ def check_unbroken() -> None:
 
 
 def wait(works: list[dist.Work]) -> None:
-    """Wait for operations, which are removed from the list. A thread that waits here is one that
-    waits for its group (see `waiting_thread`)."""
+    """Wait for all operations in the list, and remove them from it. A thread that waits in this
+    function counts as waiting for its group (see `waiting_thread`)."""
     while works:
         works.pop().wait()
 

@@ -201,8 +201,8 @@ class RendezvousHandler:
             raise dist.DistStoreError(f"the group could not be formed: {error}") from error
 
     def hand_over_to(self, continued: Callable[[], None]) -> None:
-        """Set a function that is called in another thread if the operation of a broken group in
-        which the training thread waits never ends. The function does not return."""
+        """Set a function that is called in another thread if the training thread waits for an
+        operation of a broken group, and this operation never ends. The function does not return."""
         self._continued = continued
 
     def park_if_replaced(self) -> None:
@@ -219,8 +219,8 @@ class RendezvousHandler:
         self._training = WaitingThread(thread.ident, thread.native_id)
 
     def _watch(self) -> None:
-        """Cut this rank's connections when another round is announced, even while it waits for an
-        unresponsive peer whose connections are intact, or for a peer that died before
+        """Cut this rank's connections when another round is announced, even while this rank waits
+        for an unresponsive peer whose connections are intact, or for a peer that died before
         connecting."""
         if not self._prefix or self._watcher is not None:
             return
@@ -273,9 +273,9 @@ class RendezvousHandler:
 
     def check_together(self) -> None:
         """Like `check`. If an elastic group divides a model, this is a collective operation, and
-        all ranks leave after the same step. Otherwise, a rank could leave while another one still
-        needs it to complete the step, and no other rank might have the state of this rank's
-        part."""
+        all ranks leave after the same step. If ranks left after different steps, a rank could leave
+        while another rank still needs it to complete the step, and possibly no other rank would
+        have the state of the leaving rank's part."""
         if not self._leaves_together:
             self.check()
             return
@@ -298,7 +298,7 @@ class RendezvousHandler:
 
     def break_group(self) -> None:
         """Abort the operations of a broken group on GPUs, and wait until they have ended, so that
-        the memory that they use can be used again."""
+        their memory can be used again."""
         process_group.abort()
         devices.synchronize(self._device)
 

@@ -46,7 +46,7 @@ class WaitingThread:
 
     def num_looks_without_progress(self) -> int:
         """Return the number of consecutive calls, including this one, in which the thread was in
-        the same operation of a group, and had used no CPU time since the call before."""
+        the same operation of a group, and had used no CPU time since the previous call."""
         seen = self._observed()
         self._num_same = self._num_same + 1 if seen is not None and seen == self._seen else 0
         self._seen = seen

@@ -213,7 +213,8 @@ def common(ours: Sequence[Span], theirs: Sequence[Span]) -> list[Span]:
 
 
 def without(ours: Sequence[Span], theirs: Sequence[Span]) -> list[Span]:
-    """Return the time in `ours` but not in `theirs`. The spans of each are ordered and disjoint."""
+    """Return the time that is in `ours` but not in `theirs`. The spans in each sequence are ordered
+    and disjoint."""
     edges = [-math.inf, *(edge for span in theirs for edge in span), math.inf]
     return common(ours, list(zip(edges[::2], edges[1::2], strict=True)))
 

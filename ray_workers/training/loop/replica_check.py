@@ -150,7 +150,7 @@ class ReplicaCheck:
 
 
 def sentence(step: int, culprits: list[Culprit]) -> str:
-    """Return what a comparison that failed has shown."""
+    """Return a message about a comparison in which the replicas differed."""
     start = f"after step {step}, the replicas of the model are not equal"
     if not culprits:
         return (

@@ -55,7 +55,8 @@ class StepReporter:
 
     On a GPU, reading a number waits for all previously launched operations. Therefore the numbers
     are copied to pinned memory in the GPU's stream, and read after the next step has been launched.
-    The time of a step is measured in this stream, from the end of the previous step to its own end.
+    The time of a step is measured in this stream, from the end of the previous step to the end of
+    this step.
     """
 
     def __init__(

@@ -118,7 +118,8 @@ class Trainer:
         """Restore the latest state. A collective operation.
 
         A rank of a broken group keeps its state, and new ranks receive this state. If no rank has a
-        state, the latest intact checkpoint is loaded; if there is none, training begins.
+        state, the latest intact checkpoint is loaded; if there is no such checkpoint, training
+        starts from the beginning.
         """
         faultpoint(FaultPoint.GROUP_JOINED, self.progress.step, self)
         self.evaluation.take(self.strategy.evaluated_part(), self.world_size)
@@ -154,8 +155,8 @@ class Trainer:
         return process_group.all_same(number, self.device, self.world_size)
 
     def _take_over(self) -> None:
-        """Take over from a rank 0 that died: report what it did not report, and save a checkpoint
-        in case one was due."""
+        """Take over from a dead rank 0: report everything that it did not report, and save a
+        checkpoint in case one was due."""
         self.state.report_unreported(self.page.kept())
         self.checkpoints.adopt_own()
         if self.progress.step and self.strategy.saves_alone:
@@ -193,7 +194,7 @@ class Trainer:
 
     def load_batch(self, step: int, first: int | None = None) -> Batch:
         """Load this rank's samples of the step to its device. first: the first step of the batch,
-        if it is not the one after the last completed step."""
+        if it is not the step after the last completed step."""
         faultpoint(FaultPoint.STEP_BEGINS, step, self)
         assert self.prefetcher is not None
         self.page.enter(RankPhase.DATA, TimeCategory.DATA_WAIT)
@@ -346,8 +347,8 @@ class Trainer:
         self.reporter.restart_clock()
 
     def saves_after(self, step: int) -> bool:
-        """Whether a checkpoint is due, according to `calendar` or because of early stopping or
-        because of measurements, which only rank 0 needs unless the model is divided."""
+        """Whether a checkpoint is due because of `calendar`, early stopping, or measurements;
+        unless the model is divided, only rank 0 needs the measurements."""
         is_stopped = self.evaluates_after(step) and self._is_stopped()
         is_due = (self.rank == 0 or self.spec.is_divided) and self.triggers.is_due(step)
         return self.calendar.saves_after(step) or is_stopped or is_due
@@ -409,7 +410,8 @@ class Trainer:
 
     def finish(self) -> None:
         """Store the result only on rank 0, except for the weights of a divided model. The other
-        ranks wait until it is stored, so that the group can store it again if a rank dies."""
+        ranks wait until the result is stored, so that the group can store the result again if a
+        rank dies."""
         step = self.progress.step
         faultpoint(FaultPoint.BEFORE_RESULT, step, self)
         self.page.enter(RankPhase.FINISH, TimeCategory.USEFUL)

@@ -186,7 +186,8 @@ def _name(number: int, num_files: int) -> str:
 
 
 def _rounds(blocks: Mapping[str, WeightBlock], num_bytes: int) -> list[Round]:
-    """Divide the rows of a file's tensors into rounds of at most `num_bytes`, or one row."""
+    """Divide the rows of a file's tensors into rounds of at most `num_bytes`, or of a single row if
+    the row is larger."""
     rounds: list[list[Rows]] = [[]]
     left = num_bytes
     for name, block in blocks.items():

@@ -24,7 +24,8 @@ class HasStoredValues(Protocol):
 
     def read_values(self, device: torch.device, seed: int) -> None:
         """Replace all parameters, which are on the meta device, with this rank's parts of the
-        stored values, on `device`. Values that are not stored are drawn as by `materialise`."""
+        stored values, on `device`. Values that are not stored are drawn in the same way as in
+        `materialise`."""
 
 
 @torch.no_grad()

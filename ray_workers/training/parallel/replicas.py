@@ -75,12 +75,12 @@ class ReplicaGroup:
         return compare(parts, self.device, kinds)
 
     def replica_of(self, rank: int) -> Sequence[int]:
-        """Return the ranks that hold a whole replica together with this rank, in order. Results of
-        any of them can influence the state of all."""
+        """Return, in order, the ranks that together with this rank hold a whole replica. The
+        results of any of these ranks can influence the state of all of them."""
         return (rank,)
 
     def flip_bit(self) -> None:
-        """Flip a bit of a parameter that this rank updates, as a fault of its memory would."""
+        """Flip a bit of a parameter that this rank updates, as a memory fault would."""
         parts = (local(parameter) for parameter in self.updated_parameters())
         flip_bit(next(part for part in parts if part.numel()))
 
@@ -112,8 +112,9 @@ def compare(
 def judge(
     checksums: Sequence[Sequence[tuple[int, ...]]], holders: Sequence[Sequence[Hashable]]
 ) -> ReplicaComparison:
-    """Return the result of a comparison. Both arguments contain an item for each rank of each part:
-    the rank's checksum, and a value that is equal on the ranks whose parts are compared.
+    """Return the result of a comparison. Both arguments contain, for each part, an item for each
+    rank: in `checksums`, the rank's checksum, and in `holders`, a value that is equal on the ranks
+    whose parts are compared.
 
     The ranks that differ are determined by the first part in which ranks differ, and the culprits
     by the first part in which ranks differ from a majority. A fault in this part might have spread

@@ -106,7 +106,8 @@ def read_divided(folder: Path) -> Mapping[str, Any]:
 
 
 def _read(ref: CheckpointRef, *, number: int, num_ranks: int) -> LoadedCheckpoint:
-    """Read a checkpoint that the ranks have written or, in earlier versions of dray, rank 0."""
+    """Read a checkpoint that was written by the ranks or, in earlier versions of dray, by rank
+    0."""
     saved, manifest = checkpoint_files.read_manifest(ref)
     if manifest["version"] != 0:
         return checkpoint_files.load(ref, number=number, num_ranks=num_ranks)

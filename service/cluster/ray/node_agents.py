@@ -162,8 +162,8 @@ class NodeAgents:
 
     async def release(self, node_ids: Collection[str]) -> None:
         """End the agents on these nodes, and don't create new agents on them until a later call
-        omits the nodes. To Ray, an agent is a worker in use, and only nodes without such workers
-        are idle."""
+        omits the nodes. Ray considers an agent a worker in use, and considers only nodes without
+        such workers idle."""
         leaving = frozenset(node_ids) - self._released - self._heads
         self._released = frozenset(node_ids)
         ends = (asyncio.to_thread(_end_agent, n, self._nodes.pop(n, None)) for n in leaving)

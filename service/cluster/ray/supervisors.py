@@ -126,7 +126,8 @@ class Supervisors:
         return None
 
     async def _see_out(self, idle: _Idle) -> None:
-        """Check that an idle supervisor has exited if no attempt was given to it, or end it."""
+        """If no attempt was given to an idle supervisor, check that the supervisor has exited, and
+        end it if it has not."""
         await asyncio.sleep(IDLE_S + RESERVE_LIMIT_S)
         if idle in self._idle:
             self._idle.remove(idle)
@@ -135,7 +136,7 @@ class Supervisors:
 
     async def _answers(self, idle: _Idle) -> bool:
         """Reserve a supervisor, and return whether it is idle. A supervisor that does not respond
-        might be suspended, in which case it would not exit, so it is ended."""
+        might be suspended and would then not exit, so it is ended."""
         try:
             return bool(await result_within(RESERVE_LIMIT_S, idle.actor.reserve.remote()))
         except (TimeoutError, ActorUnavailableError):
@@ -166,7 +167,7 @@ async def _create(spec: AttemptSpec, shared: str | None) -> Any:
 
 async def _begin(spec: AttemptSpec, supervisor: Any) -> Any:
     """Hand the attempt over to a reserved supervisor. If the supervisor dies or is suspended at
-    this moment, the attempt has lost its supervisor, which the next polls find out."""
+    this moment, the attempt has lost its supervisor, and the next polls detect this loss."""
     with contextlib.suppress(TimeoutError, RayError):
         await result_within(BEGIN_LIMIT_S, supervisor.begin.remote(spec))
     return supervisor

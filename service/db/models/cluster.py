@@ -82,7 +82,7 @@ class NodeRow(Base):
 
 
 class WithheldRow(Base):
-    """A fault because of which a node's GPUs (or its CPUs, if it has no GPU) get no new work.
+    """A fault that keeps a node's GPUs (or its CPUs, if it has no GPU) from getting new work.
 
     The host is identified by its name, because Ray gives a node a new id when it restarts.
     """

@@ -262,8 +262,8 @@ class JobDependencyRow(Base):
     """A dependency of a job or array on a job or array that has not ended.
 
     The row is deleted in the transaction that settles the dependency. Therefore, as long as the row
-    exists, `after_id` has not ended, and `waiter` has never started. With `each`, those jobs of
-    `waiter` may have started whose job of the same index in `after_id` has ended.
+    exists, `after_id` has not ended, and `waiter` has never started. With `each`, a job of `waiter`
+    may have started if the job with the same index in `after_id` has ended.
     """
 
     __tablename__ = "job_dependencies"

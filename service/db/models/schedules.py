@@ -54,8 +54,8 @@ class ScheduleRow(Base):
 
 
 class ScheduleRunRow(Base):
-    """A time of a schedule that was decided, written in the transaction that submits its job. The
-    key of schedule and time ensures that a time is decided only once.
+    """The decision about a time of a schedule, written in the transaction that submits its job. The
+    key, which consists of the schedule and the time, ensures that each time is decided only once.
 
     `job_id` is not a foreign key, because jobs are deleted earlier than runs.
     """

@@ -33,7 +33,7 @@ def has_event(session: Session, job_id: str, type_: str, attempt: int | None = N
 
 
 def with_event(session: Session, job_ids: Collection[str], type_: str) -> set[tuple[str, int]]:
-    """Return (job, attempt) for each event of this type that one of these jobs has."""
+    """Return (job, attempt) of each event of this type that belongs to one of these jobs."""
     return {
         (job_id, attempt)
         for some in in_chunks(sorted(job_ids), CHUNK)

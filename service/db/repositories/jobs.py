@@ -266,7 +266,7 @@ def several(session: Session, job_ids: Sequence[str]) -> dict[str, JobRow]:
 
 
 def marked_deleted(session: Session, before: datetime | None = None) -> list[str]:
-    """Return the ids of jobs whose deletion has begun, or began before `before` if it is given."""
+    """Return the ids of jobs whose deletion has begun (before `before`, if it is given)."""
     query = select(JobRow.id).where(JobRow.deleted_at.is_not(None))
     if before is not None:
         query = query.where(JobRow.deleted_at < before)

@@ -62,7 +62,7 @@ def used_up(queue: Queue, spending: QueueSpending, currency: str, now: datetime)
 
 
 def _cost(spent: float, to_come: float, most: float, currency: str) -> tuple[str, str]:
-    """Return a clause about the cost, and what else could let jobs start."""
+    """Return a clause about the cost, and a clause about what else could allow jobs to start."""
     if spent >= most:
         return f"its jobs have cost {rounded(spent, currency)}", ""
     # Both amounts change while the jobs run, and each change of the sentence is stored.

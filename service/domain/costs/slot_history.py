@@ -1,4 +1,5 @@
-"""How many slots an attempt held at each point in time, and the share that lies in a period."""
+"""How many slots an attempt held at each point in time, and which share of the slot-seconds lies in
+a period."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Recurring jobs: the times of a cron expression, and which of them get a run."""
+"""Recurring jobs: the times of a cron expression, and which of these times get a run."""

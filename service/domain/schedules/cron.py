@@ -8,8 +8,8 @@ Changes of a zone's clocks follow the rule of Debian's cron:
 - Otherwise, the expression describes an interval, and a moment counts if the clock shows a matching
   time: skipped times don't count, and repeated times count twice.
 
-The library `cronsim` computes matching local times without a zone. Its own support of zones loses
-times if clocks change by half an hour.
+The library `cronsim` computes matching local times without a zone. The time zone support of
+`cronsim` loses times if clocks change by half an hour.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class BadCron(ValueError):
 
 
 class _NextTime(CronSim):
-    """The matching local times later than `after`, of which none is later than `until`."""
+    """The matching local times that are later than `after` and not later than `until`."""
 
     def __init__(self, fields: str, after: datetime, until: datetime) -> None:
         super().__init__(fields, after)
@@ -140,8 +140,8 @@ class Cron:
             at = change
 
     def _change(self, start: datetime, end: datetime) -> datetime | None:
-        """Return the first time, later than `start` and at most `end`, from which the zone has
-        another offset; None if there is none. Offsets don't change twice within a week."""
+        """Return the first time after `start`, and not after `end`, at which the offset of the zone
+        changes; None if there is none. Offsets don't change twice within a week."""
         offset = self._offset(start)
         while start < end:
             low, start = start, min(start + _STEP, end)

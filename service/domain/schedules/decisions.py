@@ -18,7 +18,7 @@ counts as missed, unless the schedule has its own deadline."""
 
 @dataclass(frozen=True)
 class DueTimes:
-    """The decision about the times of a schedule that have come."""
+    """The decision about a schedule's due times."""
 
     run_at: datetime | None
     """The time whose run is to be submitted now; None if there is none."""
@@ -29,8 +29,8 @@ class DueTimes:
 def decide(
     cron: Cron, missed: MissedRuns, deadline_s: int | None, after: datetime, now: datetime
 ) -> DueTimes:
-    """Decide about the times later than `after`, the last time that was decided. With `missed:
-    all`, several times can be due; the first of them is decided."""
+    """Decide about the times later than `after`, which is the last time for which a decision was
+    made. With `missed: all`, several times can be due; the first of them is decided."""
     most = MAX_CAUGHT_UP if missed is MissedRuns.ALL else 1
     times = cron.latest(after, now, MAX_CAUGHT_UP + 1)
     if deadline_s is None and missed is MissedRuns.SKIP:

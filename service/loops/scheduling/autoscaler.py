@@ -260,8 +260,9 @@ def _as_node(node: ClusterNode) -> policy.Node:
 
 
 def _as_planned(node: ClusterNode, planned: policy.Node) -> policy.Node:
-    """Return the node with the free resources that the plan had, if it is accepted. No node is
-    requested in place of a node that is being tested, because a test takes only a moment."""
+    """Return the node; if it is accepted, it has the free resources that it had in the plan. No
+    node is requested in place of a node that is being tested, because a test takes only a
+    moment."""
     if not node.accepted:
         return _as_node(node)
     if planned.after_test is not None:

@@ -79,9 +79,9 @@ class NodeChecker:
                     step.cancel()
 
     async def run_once(self, *, wait: bool = False) -> int:
-        """Take the next step of each open test, and return the number of tests that go on at once.
-        Other tests wait for a node or a job, maybe for days. If `wait` is true, wait for the
-        answers of the nodes."""
+        """Take the next step of each open test, and return the number of tests that can continue
+        immediately. Other tests wait for a node or a job, maybe for days. If `wait` is true, wait
+        for the answers of the nodes."""
         checks = await self._database.read(_read)
         self._steps = {name: step for name, step in self._steps.items() if not step.done()}
         self._waits = {c.id: self._waits[c.id] for c in checks if c.id in self._waits}
@@ -152,7 +152,8 @@ def _read(session: Session, _: datetime) -> list[_Check]:
 
 
 def _overdue(check: _Check, nodes: Sequence[ClusterNode], now: datetime) -> str | None:
-    """Return why the test is not waited for any longer; None if it is."""
+    """Return why the service no longer waits for the test; None if the service still waits for
+    it."""
     if check.began_at is not None and now - check.began_at > LIMIT:
         return f"the test did not finish within {LIMIT.total_seconds():g} s"
     if any(node.accepted for node in nodes):

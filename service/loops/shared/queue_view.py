@@ -226,7 +226,7 @@ def _start_s(attempt: Any) -> float:
 
 
 def _held_s(job: Any, attempt: Any, now: datetime) -> float:
-    """Return how many seconds the attempt has been able to use its slots for training. Up to
+    """Return for how many seconds the attempt has been able to use its slots for training. Up to
     `SLOW_START_S` seconds before the first step are not counted, because otherwise an attempt that
     starts slowly could be preempted before its first step each time."""
     is_starting = job.state is JobState.STARTING

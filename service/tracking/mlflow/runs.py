@@ -75,7 +75,7 @@ def key_of(name: str) -> str:
 
 
 def artifact_path_of(path: str) -> str:
-    """Convert an artifact's path to one that MLflow's client can put into a URL unquoted."""
+    """Convert an artifact's path to a path that MLflow's client can put into a URL unquoted."""
     fits = re.sub(r"[#?%]|^ ", "_", path)
     if fits == path:
         return path

@@ -199,5 +199,7 @@ def test_a_reward_model_is_not_a_base_for_generation(home: Path, tmp_path: Path)
     (result := tmp_path / "base").mkdir()
     work.write_results(work.model, {}, 7, result)
     tiny.write_lines(tmp_path / "data.jsonl", tiny.pairs(5))
-    with pytest.raises(Exception, match="belongs to a LlamaForSequenceClassification, but only causal"):
+    with pytest.raises(
+        Exception, match="belongs to a LlamaForSequenceClassification, but only causal"
+    ):
         build(job(tmp_path, "dpo"), tmp_path)

@@ -85,8 +85,8 @@ class Zero1Step(OptimizerStep):
 
 
 class Zero1(ModelParallel):
-    """The ranks of a `shard` group divide only the optimizer's state among them. `update` shows
-    whether a rank has been asked to leave."""
+    """The ranks of a `shard` group divide only the optimizer's state among themselves. `update`
+    shows whether a rank has been asked to leave."""
 
     is_whole = True
     update: Zero1Step

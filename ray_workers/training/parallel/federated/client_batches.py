@@ -39,8 +39,8 @@ class RoundShare(Share):
 
 
 class RoundFeed:
-    """The methods of a feed of rounds that don't depend on where the clients are. Subclasses define
-    `at`, which returns the round that belongs to a step, as a single share."""
+    """The methods of a feed of rounds that are the same regardless of where the clients are.
+    Subclasses define `at`, which returns the round that belongs to a step, as a single share."""
 
     def end_batches(self, *_: object) -> None:
         """Do nothing, because a round is one step."""

@@ -138,8 +138,8 @@ class ClientTraining:
 
     @torch.no_grad()
     def _correct(self, added: Sequence[Tensor] | None) -> None:
-        """Add fedprox's proximal term to the client's gradient, clip it, and add scaffold's
-        correction."""
+        """Add fedprox's proximal term to the client's gradient, clip the gradient, and add
+        scaffold's correction."""
         indices = [n for n, p in enumerate(self._own.parameters) if p.grad is not None]
         parameters: list[Tensor] = [self._own.parameters[index] for index in indices]
         gradients = [p.grad for p in parameters if p.grad is not None]

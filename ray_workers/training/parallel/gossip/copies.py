@@ -121,8 +121,8 @@ class GossipReplicas(Replicas):
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load this rank's copy. If the number of ranks has changed, each rank begins with the
-        model in the state, which is the mean of all copies, and with the optimizer state of one of
-        the ranks."""
+        model that the state contains, which is the mean of all copies, and with the optimizer state
+        of one of the ranks."""
         super().load(state)
         copies = state["gossip"]["copies"]
         index = self.rank % len(copies)

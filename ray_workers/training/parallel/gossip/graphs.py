@@ -4,8 +4,8 @@ The weights of a step form a matrix M: the new copy of rank i is the sum over j 
 copy of rank j. The rows and the columns of M sum to 1, so the mean of all copies doesn't change,
 and equal copies stay equal. With directed graphs (`sgp`), only the columns sum to 1: a rank divides
 its copy among its receivers, regardless of what the receivers get from other ranks. A rank's push
-weight is a number that is divided in the same way as its copy, so it equals the sum of the shares
-of copies that the rank holds.
+weight is a number that is divided in the same way as its copy, so the push weight equals the sum of
+the shares of copies that the rank holds.
 
 All ranks compute the same graph from (seed, step), so receivers know their senders.
 """
@@ -40,7 +40,7 @@ class Graph(ABC):
 
 
 class Static(Graph):
-    """A graph with the same edges in every step, given by the row of each rank."""
+    """A graph with the same edges in every step; the row of each rank specifies the edges."""
 
     def __init__(self, rows: list[Row]) -> None:
         super().__init__(len(rows))

@@ -153,9 +153,9 @@ class ModelParallel(Strategy):
         return min(newest), handed if progress < newest[self.rank] else None
 
     def replicated(self) -> Sequence[Replicated]:
-        """Return the part that this rank updates and, if each rank has all parameters, as in ZeRO
-        1, these parameters. An error in the updated part reaches the other ranks of its group, but
-        an error in the other parameters is overwritten by the next step."""
+        """Return the part that this rank updates. If each rank has all parameters, as in ZeRO 1,
+        also return these parameters. An error in the updated part reaches the other ranks of its
+        group, but an error in the other parameters is overwritten by the next step."""
         if self.mesh.num_replicas == 1 and not self.is_whole:
             return ()
         state = self.peer_state_dict()

@@ -148,7 +148,8 @@ def _matches(session: Session, name: Any, glob: str) -> ColumnElement[bool]:
 
 
 def _heads(query: Select[JobRow], states: Sequence[JobState]) -> Select[JobRow]:
-    """Restrict the query to jobs that represent arrays with any job in one of the states."""
+    """Restrict the query to jobs that represent arrays in which at least one job is in one of the
+    states."""
     query = query.where(JobRow.array_head.is_not(None))
     if not states:
         return query

@@ -202,7 +202,8 @@ def _in_document(session: Session, pointer: str, node: _OnField) -> ColumnElemen
 
 
 def _is_default(session: Session, pointer: str, node: _OnField) -> bool:
-    """Whether the default of the field matches, so that documents without this field match."""
+    """Whether the default of the field matches, in which case documents without this field
+    match."""
     row = DocumentValueRow
     holders = _holders(row, pointer, node).where(
         row.holder >= DEFAULTS, row.holder <= last_id(DEFAULTS)

@@ -1,6 +1,6 @@
 """SQL for accounting: attempts that overlap a period, in the order of job id and attempt number.
 
-The attempts of existing jobs and the copies that remain of deleted jobs are in two tables with the
+The attempts of existing jobs, and the copies of deleted jobs' attempts, are in two tables with the
 same key. Both tables have an index of the key and the times, so that the attempts of other periods
 are skipped without reading their rows.
 """
@@ -79,8 +79,8 @@ def of_jobs(
     after: tuple[str, int],
     limit: int,
 ) -> list[Row[Any]]:
-    """Return the columns that `page` returns, of all attempts after `after` of the first `limit`
-    jobs."""
+    """Return the columns that `page` returns for all attempts after `after`, restricted to the
+    first `limit` jobs."""
     queries = _attempts(session, wanted, period, after)
     ids: set[str] = set()
     for query in queries:
@@ -182,5 +182,5 @@ def keep(session: Session, job_ids: Sequence[str]) -> None:
 
 
 def forget(session: Session, before: datetime) -> None:
-    """Delete what is kept of deleted jobs' attempts that ended before this time."""
+    """Delete the kept copies of deleted jobs' attempts that ended before this time."""
     session.execute(delete(DeletedAttemptRow).where(DeletedAttemptRow.finished_at < before))

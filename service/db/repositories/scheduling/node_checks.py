@@ -30,7 +30,7 @@ def in_states(session: Session, states: Sequence[str]) -> Sequence[NodeCheckRow]
 
 
 def forget(session: Session, before: datetime) -> None:
-    """Delete the results from before a time of hosts that are no longer in the cluster."""
+    """Delete results from before the given time, if their hosts are no longer in the cluster."""
     query = delete(NodeCheckRow).where(NodeCheckRow.state == "done", NodeCheckRow.ended_at < before)
     gone = NodeCheckRow.hostname.not_in(select(NodeRow.hostname))
     session.execute(query.where(gone))

@@ -51,7 +51,7 @@ _LOCKED = "locked_queues"
 
 
 def lock(session: Session, name: str) -> tuple[Queue, bool] | None:
-    """Lock the queue and return it, and whether it has children; None if it does not exist.
+    """Lock the queue, and return the queue and whether it has children; None if it does not exist.
 
     Until this transaction ends, no other transaction can delete the queue or change its rules. If
     the queue limits the number of waiting jobs, no other transaction can add waiting jobs either. A
@@ -157,8 +157,8 @@ def count_unfinished(session: Session, queue: str) -> int:
 
 
 def first_rank(session: Session, queue: str, priority: int, *, but: str) -> int | None:
-    """Return the lowest rank among the queue's waiting jobs with this priority, except for the job
-    or the jobs of the array `but`; None if there are no such jobs."""
+    """Return the lowest rank among the queue's waiting jobs with this priority, excluding the job
+    `but` or, if `but` is an array, the array's jobs; None if there are no such jobs."""
     others = JobRow.id != but
     if is_array_id(but):
         others = or_(JobRow.array_id.is_(None), JobRow.array_id != but)

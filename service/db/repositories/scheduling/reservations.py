@@ -77,7 +77,8 @@ def remove_ended(session: Session, before: datetime) -> None:
 
 
 def choose(session: Session, seen: ReservationRules, chosen: Sequence[str]) -> None:
-    """Store the nodes that were chosen for the reservation, unless it has been changed since."""
+    """Store the nodes that were chosen for the reservation, unless the reservation has changed
+    since they were chosen."""
     c = table_of(ReservationRow).c
     same = (
         c.name == seen.name,

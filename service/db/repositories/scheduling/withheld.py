@@ -1,4 +1,4 @@
-"""SQL for the faults because of which nodes get no new work."""
+"""SQL for the faults that keep nodes from getting new work."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def program_fault(session: Session, job_id: str, code: str) -> ProgramFaultRow |
 
 
 def counted_before(session: Session, until: datetime) -> Sequence[Row[str, str]]:
-    """Return (job id, code) of the errors of programs whose last event is older than `until`."""
+    """Return (job id, code) of each program error whose last event is older than `until`."""
     query = select(ProgramFaultRow.job_id, ProgramFaultRow.code)
     query = query.where(ProgramFaultRow.reported_at <= until)
     return session.execute(query.order_by(ProgramFaultRow.job_id, ProgramFaultRow.code)).all()
@@ -41,7 +41,7 @@ def add(session: Session, row: WithheldRow | ProgramFaultRow) -> None:
 
 
 def every(session: Session) -> Sequence[WithheldRow]:
-    """Return all rows, including released ones."""
+    """Return all rows, including released rows."""
     return session.scalars(select(WithheldRow)).all()
 
 

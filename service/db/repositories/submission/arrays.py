@@ -91,8 +91,8 @@ _READ = (
 
 
 def lock_unfinished(session: Session, array_id: str) -> list[SimpleNamespace]:
-    """Lock the array's jobs that have not ended, and return the columns that a change of their
-    positions needs. Creating ORM objects for an array with thousands of jobs would be slow."""
+    """Lock the array's jobs that have not ended, and return the columns that are needed to change
+    their positions. Creating ORM objects for an array with thousands of jobs would be slow."""
     c = table_of(JobRow).c
     query = (
         select(*(c[name] for name in (*_READ, *CHANGEABLE)), num_parts(c))
@@ -195,8 +195,8 @@ def by_unit(units: Collection[str]) -> Iterator[ColumnElement[bool]]:
 
 
 def first_needed(session: Session, array_id: str) -> str | None:
-    """Return a job of the array whose checkpoint is the starting point of an unfinished job; None
-    if there is no such job."""
+    """Return a job of the array from whose checkpoint an unfinished job starts; None if there is no
+    such job."""
     ids = select(JobRow.id).where(JobRow.array_id == array_id)
     query = select(JobRow.init_from_job).where(
         JobRow.init_from_job.in_(ids), JobRow.finished_at.is_(None), JobRow.deleted_at.is_(None)

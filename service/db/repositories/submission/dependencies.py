@@ -64,7 +64,7 @@ def _all_open() -> Select[Any]:
 
 
 def waiters(session: Session, units: Collection[str]) -> set[str]:
-    """Return the jobs and arrays among `units` that wait for others as a whole."""
+    """Return the jobs and arrays among `units` that, as a whole, wait for other jobs or arrays."""
     return {
         waiter
         for some in in_chunks(sorted(units), CHUNK)
@@ -157,10 +157,11 @@ def chain(session: Session, first: str, last: str) -> list[str] | None:
 def _earlier(
     session: Session, ids: Sequence[str], expanded: dict[tuple[str, str], int]
 ) -> list[tuple[str, str]]:
-    """Return pairs of a singleton, among these jobs, and an earlier job for which it waits.
+    """Return pairs of a singleton among these jobs and an earlier job for which the singleton
+    waits.
 
-    `expanded` contains the highest number of a singleton, by owner and name, whose earlier jobs
-    have been returned. These jobs are not returned again.
+    For each owner and name, `expanded` contains the highest number of a singleton whose earlier
+    jobs have been returned. These jobs are not returned again.
     """
     c = JobRow.__table__.c
     of_singletons = select(c.owner, c.name, c.number, c.id).where(
@@ -201,8 +202,8 @@ def states(
     in this state.
 
     A sweep succeeds even if trials were stopped early because other trials were better. Therefore
-    such trials count as succeeded, except with `each`, where every job of the array is awaited by
-    itself. Jobs and arrays that do not exist or are being deleted are omitted.
+    such trials count as succeeded, except with `each`, which waits for each job of the array
+    individually. Jobs and arrays that do not exist or are being deleted are omitted.
     """
     c = JobRow.__table__.c
     found: dict[str, dict[JobState, str]] = {}
@@ -246,8 +247,8 @@ def is_unfinished(session: Session, array_id: str, *, index: int) -> bool:
 
 
 def ended_against(session: Session, array_id: str, on: Condition) -> dict[int | None, JobState]:
-    """Return the states of those jobs of an array that ended otherwise than required, by their
-    indices."""
+    """Return the states of the array's jobs whose end does not meet the condition `on`, keyed by
+    their indices."""
     c = JobRow.__table__.c
     states = [state for state in JobState if state.is_terminal and is_against(state, on)]
     query = select(c.array_index, c.state).where(c.array_id == array_id, c.state.in_(states))

@@ -18,7 +18,7 @@ KEPT_RUNS = 100
 
 
 def insert(session: Session, **columns: Any) -> bool:
-    """Store a schedule. Returns False if its owner has another one of the same name."""
+    """Store a schedule. Returns False if the owner has another schedule with the same name."""
     statement = insert_of(session)(ScheduleRow).values(columns).on_conflict_do_nothing()
     return session.scalar(statement.returning(ScheduleRow.id)) is not None
 
@@ -36,7 +36,8 @@ def id_of(session: Session, owner: str, name: str) -> str | None:
 
 
 def page(session: Session, owner: str | None, after: str | None, limit: int) -> list[ScheduleRow]:
-    """Return schedules with ids above `after`: the owner's, or all if `owner` is None."""
+    """Return schedules with ids above `after`: the owner's schedules, or all schedules if `owner`
+    is None."""
     query = select(ScheduleRow).order_by(ScheduleRow.id).limit(limit)
     if owner is not None:
         query = query.where(ScheduleRow.owner == owner)
@@ -87,7 +88,8 @@ def active(session: Session, after: str, limit: int) -> Sequence[Row[Any]]:
 
 
 def wake_at(session: Session, schedule_id: str, seen: datetime, at: datetime) -> None:
-    """Replace the time at which a schedule is looked at, unless it is no longer `seen`."""
+    """Replace the time at which the service next looks at a schedule, if this time is still
+    `seen`."""
     session.execute(
         update(ScheduleRow)
         .where(ScheduleRow.id == schedule_id, ScheduleRow.next_at == seen)
@@ -96,7 +98,7 @@ def wake_at(session: Session, schedule_id: str, seen: datetime, at: datetime) ->
 
 
 def unfinished(session: Session, schedule_id: str) -> list[str]:
-    """Return the ids of the schedule's jobs and arrays that have not ended, the oldest first."""
+    """Return the ids of the schedule's jobs and arrays that have not ended, oldest first."""
     named = func.coalesce(JobRow.array_id, JobRow.id)
     query = (
         select(named)
@@ -114,8 +116,8 @@ def unfinished(session: Session, schedule_id: str) -> list[str]:
 def lock_unreserved(
     session: Session, schedule_id: str, reservations: Collection[str]
 ) -> dict[str, list[str]]:
-    """Lock the schedule's jobs that have had no attempt and name another reservation than these.
-    Return their ids, keyed by the reservation that they name."""
+    """Lock the schedule's jobs that have had no attempt and that name a reservation other than
+    these. Return the ids of these jobs, keyed by the reservation that the jobs name."""
     query = (
         select(JobRow.reservation, JobRow.id)
         .where(
@@ -164,7 +166,7 @@ def has_run(session: Session, schedule_id: str, at: datetime) -> bool:
 
 
 def runs(session: Session, schedule_id: str) -> list[tuple[ScheduleRunRow, JobState | None]]:
-    """Return the runs of a schedule with the states of their jobs, the latest first."""
+    """Return the runs of a schedule with the states of their jobs, latest first."""
     query = _with_states().where(ScheduleRunRow.schedule_id == schedule_id)
     query = query.order_by(ScheduleRunRow.at.desc())
     return [(run, state) for run, state in session.execute(query)]
@@ -173,7 +175,7 @@ def runs(session: Session, schedule_id: str) -> list[tuple[ScheduleRunRow, JobSt
 def last_runs(
     session: Session, schedule_ids: Collection[str]
 ) -> dict[str, tuple[ScheduleRunRow, JobState | None]]:
-    """Return the latest run of each of these schedules with the state of its job."""
+    """Return the latest run of each of these schedules, with the state of the run's job."""
     newest = (
         select(func.max(ScheduleRunRow.number))
         .where(ScheduleRunRow.schedule_id.in_(schedule_ids))

@@ -104,9 +104,9 @@ def spare(
 def released_together(
     spare: Sequence[Slice], num_workers: int, num_parts: int, num_ranks: int | None = None
 ) -> list[tuple[Slice, ...]]:
-    """Return the smallest groups of spare slices after whose release the workers of a group, except
-    for its spares, form complete replicas of the model. num_workers: number of workers before any
-    release. For the other parameters, see `spare`."""
+    """Return the smallest groups of spare slices that can be released so that the remaining
+    workers, except for the spares, form complete replicas of the model. num_workers: number of
+    workers before any release. For the other parameters, see `spare`."""
     found: list[tuple[Slice, ...]] = []
     first = 0
     for at, part in enumerate(spare):

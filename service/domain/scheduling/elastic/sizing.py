@@ -237,7 +237,7 @@ def _least_cost(job: ElasticJob, num_workers: int, per_node: int) -> float:
 
 def sizes_of(job: ElasticJob, per_node: int) -> list[int]:
     """Return the sizes to compare: powers of two within a node, and above that, multiples of whole
-    nodes. If the workers divide a model, the same numbers of whole replicas."""
+    nodes. If the workers divide a model, these are numbers of whole replicas instead of workers."""
     if (size := job.num_parts) > 1:
         times = (replace(each, num_workers=each.num_workers // size) for each in job.step_times)
         replicas = replace(

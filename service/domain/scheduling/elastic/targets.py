@@ -83,8 +83,9 @@ def in_vain(
     num_free: Callable[[WorkerKind], int],
     per_node: Callable[[WorkerKind], int],
 ) -> set[str]:
-    """Return the jobs that would leave to resume with more workers, but would not get more, because
-    jobs that choose first could take their slots. The parameters are described in `targets`."""
+    """Return the jobs that would leave in order to resume with more workers, but would not get more
+    workers, because jobs that choose first could take their slots. The parameters are described in
+    `targets`."""
     moving = [
         c
         for c in claims

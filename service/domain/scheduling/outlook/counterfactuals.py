@@ -1,5 +1,5 @@
 """Finds changes that would let a waiting job start: fewer workers, less of a resource, another
-queue, a higher priority, no required topology, or a limit of the running time.
+queue, a higher priority, no required topology, or a limit on the running time.
 
 A change is tried out before it is suggested: the policy is called with the changed job and all
 other jobs unchanged. If the job would not start immediately, a simulation predicts its start.
@@ -330,8 +330,8 @@ class JobQuestions:
                 yield replace(found, queue=queue.name, priority=lower)
 
     def _at_higher_priority(self, most: int) -> Iterator[Counterfactual]:
-        """Try the lowest priority that exceeds the priorities of all other waiting jobs, or
-        `most`, the highest priority that the user is allowed to set, if that is lower."""
+        """Try the lowest priority that exceeds the priorities of all other waiting jobs, but no
+        higher priority than `most`, the highest priority that the user is allowed to set."""
         others = (job.priority for job in self._snapshot.queue)
         priority = min(most, max(others, default=self.job.priority) + 1)
         if priority > self.job.priority:

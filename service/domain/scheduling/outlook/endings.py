@@ -23,8 +23,8 @@ class Endings:
     def settle(
         self, waiting: JobClasses, over: set[str], failed: Mapping[str, str]
     ) -> dict[str, str]:
-        """Settle the dependencies of the waiting jobs on the jobs in `over`. `failed` contains the
-        reasons of those jobs in `over` that did not succeed.
+        """Settle the dependencies of the waiting jobs on the jobs in `over`. For each job in `over`
+        that did not succeed, `failed` contains the reason.
 
         Jobs that depend on the success of such a job are removed, then the jobs that depend on
         their success, and so on. Returns the removed jobs, each with the reason.

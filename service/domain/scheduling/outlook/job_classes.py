@@ -106,8 +106,8 @@ class JobClasses:
         }
 
     def begin(self, since: datetime, now: datetime) -> None:
-        """Let jobs start whose begin time has passed. They have not waited between `since` and
-        their begin time."""
+        """Allow jobs whose begin time has passed to start. The time between `since` and the begin
+        time of such a job does not count as waiting time."""
         for job in list(self._timed.values()):
             if job.begins_at is not None and job.begins_at <= now:
                 waited_s = job.waited_s - (job.begins_at - since).total_seconds()

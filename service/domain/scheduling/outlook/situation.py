@@ -77,8 +77,9 @@ class Situation:
         )
 
     def paced(self, share: float) -> Situation:
-        """Return the situation with each job's time left set to a point in its range: `share` is 0
-        for the minimum and 1 for the maximum. A running job of unknown length takes `usual_s`."""
+        """Return the situation in which the remaining time of each job is set to a point in its
+        range: `share` is 0 for the minimum and 1 for the maximum. A running job of unknown length
+        takes `usual_s`."""
         snapshot = self.snapshot
 
         def left_s(job: WaitingJob | RunningJob) -> float | None:

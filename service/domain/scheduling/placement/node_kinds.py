@@ -129,8 +129,9 @@ class NodeKinds:
         return self.topology.place_of(node_id, required.level)
 
     def bit_of(self, node_id: str) -> int:
-        """Return the kind of the node as a bit. In the bits of a set of kinds of nodes, the kinds
-        that differ only in their cells are next to each other, in the order of the cells."""
+        """Return the kind of the node as a bit. In a set of kinds of nodes, which is stored as
+        bits, the kinds that differ only in their cells have adjacent bits, in the order of the
+        cells."""
         return self._bits[self.of_node[node_id]]
 
     def suitable(self, kind: WorkerKind) -> int:

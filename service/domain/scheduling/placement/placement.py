@@ -1,12 +1,13 @@
 """Placement of gangs. Places the workers of a gang close together, leaving only small gaps on their
 nodes.
 
-A gang is placed on one node if a node has room for it; otherwise in the narrowest domain of the
-topology that has room for it; otherwise on as few domains as possible, starting with the domains
-that have the most room. The same rules apply to the part of the gang in each domain, down to the
-nodes. If several nodes or domains qualify, the gang is placed where it leaves the smallest gap; if
-the gaps are equal, it is placed where the surrounding domains are the fullest, to preserve large
-gaps. Slices, and therefore ranks, are in the order of their domains.
+A gang is placed on one node if a node has room for it. If no node has room, it is placed in the
+narrowest domain of the topology that has room for it. If no domain has room either, it is placed on
+as few domains as possible, starting with the domains that have the most room. The same rules apply
+to the part of the gang in each domain, down to the nodes. If several nodes or domains qualify, the
+gang is placed where it leaves the smallest gap; if the gaps are equal, it is placed where the
+surrounding domains are the fullest, to preserve large gaps. Slices, and therefore ranks, are in the
+order of their domains.
 """
 
 from __future__ import annotations

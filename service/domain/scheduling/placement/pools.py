@@ -112,8 +112,8 @@ class Pool:
         return sum(kind.fits(amounts) * number for amounts, number in as_open if amounts)
 
     def reserved(self, kind: WorkerKind) -> tuple[int, int]:
-        """Return how many workers of this kind fit on nodes that they can't use because they are
-        reserved, and the cells in which they fit (`Fence`)."""
+        """Return how many workers of this kind fit on reserved nodes that these workers can't use,
+        and the cells in which they fit (`Fence`)."""
         if kind.fence is None:
             return 0, 0
         anywhere = self._exact(kind.anywhere)
@@ -143,9 +143,9 @@ class Pool:
         """Return slices for up to `most` workers, placed close to each other (`placement`); None if
         fewer than `least` workers fit.
 
-        With `request`, the number of workers is one of its sizes (`Request.rounded_down`), and
-        `least` must be one. Its spares are last, and on other nodes if possible, unless the gang
-        must be within one domain."""
+        With `request`, the number of workers is one of the sizes that the request allows
+        (`Request.rounded_down`), and `least` must be such a size. Its spares are last, and on other
+        nodes if possible, unless the gang must be within one domain."""
         if not self.has(kind, least):
             return None
         capacity = self._exact(kind)
@@ -169,8 +169,8 @@ class Pool:
         request: Request | None = None,
     ) -> tuple[Slice, ...] | None:
         """Return slices like `pack_most`, but close to the slots that the group already holds. With
-        `request`, the group then has one of its sizes. If the group only lacks spares, return
-        slices on other nodes if possible."""
+        `request`, the group then has one of the sizes that the request allows. If the group lacks
+        only spares, return slices on other nodes if possible."""
         if not self.has(kind, least):
             return None
         capacity, num_held = self.capacity_near(job_id, kind, held), count(held)

@@ -147,7 +147,7 @@ class Request:
 
     @property
     def num_ranks(self) -> int:
-        """Number of workers of a complete gang that train."""
+        """Number of workers that train in a complete gang."""
         return self.num_workers - self.num_spares
 
     def rounded_down(self, num_workers: int) -> int:

@@ -46,9 +46,9 @@ class Allowances:
     def lent(
         self, job: WaitingJob | Growing, gang: Gang, rank: order.Rank | None = None
     ) -> tuple[Headroom, Headroom]:
-        """Return how many workers fit now, and once the asked jobs have left, without slots that
-        other queues keep for themselves or that are promised to other jobs. `rank` is the rank of a
-        waiting job: within its queue's quota, it borrows nothing."""
+        """Return how many workers fit now, and how many fit once the asked jobs have left, without
+        slots that other queues keep for themselves or that are promised to other jobs. `rank` is
+        the rank of a waiting job: within its queue's quota, it borrows nothing."""
         limits = self._of(job)
         if limits is None or self.lending is None:
             return UNLIMITED, UNLIMITED
@@ -62,7 +62,8 @@ class Allowances:
     def reserve(
         self, job: WaitingJob, gang: Gang, num_workers: int, under: Headroom = UNLIMITED
     ) -> None:
-        """Count workers for which a job waits towards the limits (`AccountLimits.reserve`)."""
+        """Count, towards the limits, the workers that a job is waiting for
+        (`AccountLimits.reserve`)."""
         limits = self._of(job)
         if limits is not None and self._emptied.lets_claim(gang):
             limits.reserve(job.job_id, gang.kind, num_workers, under)

@@ -41,7 +41,7 @@ MAX_RESERVED = 500
 
 
 class Departures:
-    """The requests in one plan that running jobs release some or all of their slots."""
+    """The requests to running jobs, in one plan, to release some or all of their slots."""
 
     def __init__(
         self,
@@ -53,9 +53,9 @@ class Departures:
         ahead: Mapping[str, FarAhead],
         lending: Lending | None,
     ) -> None:
-        """`leaving` contains the jobs that leave reserved nodes. `ranks` and `ahead` contain the
-        ranks of the running jobs in the scheduling order, and which of their accounts are far ahead
-        of their shares, keyed by job id."""
+        """`leaving` contains the jobs that leave reserved nodes. Keyed by job id, `ranks` contains
+        the ranks of the running jobs in the scheduling order, and `ahead` states which of their
+        accounts are far ahead of their shares."""
         self._snapshot = snapshot
         self._stock = stock
         self._gangs = gangs

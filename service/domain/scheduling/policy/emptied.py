@@ -16,8 +16,9 @@ from service.domain.scheduling.policy.records import Snapshot
 
 
 class Emptied:
-    """The nodes with the slots of all running jobs free. A job that doesn't fit even there waits
-    for new nodes, or for slots of other programs, so it is unknown when the job can start."""
+    """The nodes as they will be when the slots of all running jobs are free. A job that doesn't fit
+    even there waits for new nodes, or for slots of other programs, so it is unknown when the job
+    can start."""
 
     def __init__(self, snapshot: Snapshot, gangs: Gangs) -> None:
         """`gangs` must contain the gangs of the waiting jobs."""
@@ -26,16 +27,17 @@ class Emptied:
 
     def can_hold(self, gang: Gang) -> bool:
         """Whether the gang fits on the accepted nodes after all running jobs have ended. For a gang
-        whose workers are placed together, the answer is yes if it might fit."""
+        whose workers are placed together, the result is true if the gang might fit."""
         if gang.kind.is_whole:
             return self._pool.total(gang.kind) >= gang.least
         return self._pool.has(gang.kind, gang.least)
 
     def lets_claim(self, gang: Gang) -> bool:
-        """Whether a job that can't start counts towards the limits and the quota of its queue. A
-        job that waits for more than the ends of running jobs, such as the end of a reservation,
-        doesn't count, unless it waits for new nodes: jobs behind it could otherwise use up the
-        limit again and again, so that no nodes would be added for it."""
+        """Whether a job that can't start counts towards the limits and the quota of its queue. If a
+        job waits not only for running jobs to end but, for example, also for the end of a
+        reservation, it doesn't count, unless it waits for new nodes: if a job that waits for new
+        nodes did not count, jobs behind it could use up the limit again and again, so that no nodes
+        would be added for it."""
         waits_for_nodes = self._snapshot.to_come and not gang.request.is_bound
         return bool(waits_for_nodes) or self.can_hold(gang)
 

@@ -53,7 +53,7 @@ def can_ever_fit(
 
 
 def _surely_fits(request: Request, nodes: Sequence[Node]) -> bool:
-    """Whether it is certain after a look at few nodes that the gang fits."""
+    """Whether a check of a few nodes is enough to be certain that the gang fits."""
     if request.homes or request.roles or request.required_level is not None:
         return False
     left = request.least

@@ -6,12 +6,12 @@ its minimum. Jobs are considered in the order defined by `order`: by priority, t
 work. If there are no free slots for a job, running jobs that rank clearly behind it are asked to
 release their slots (`eviction`).
 
-The first job that can't start, among the jobs that fit once all running jobs have ended, reserves
+Among the jobs that fit once all running jobs have ended, the first job that can't start reserves
 the slots that are expected to be free earliest as running jobs end (`backfill`). Later jobs can
 take all other slots, and a job with a limited runtime can even start on the reserved slots if it
-ends before the limits of the running jobs that the job with the reservation waits for. Unless the
-job with the reservation is overdue (`order`), a job that releases its slots on request can also use
-the reserved slots, since it can be evicted again.
+ends before the running jobs for which the job with the reservation waits reach their limits. Unless
+the job with the reservation is overdue (`order`), a job that releases its slots on request can also
+use the reserved slots, since it can be evicted again.
 
 Elastic jobs that report step times get the sizes that maximize the total gain of all these jobs
 (`sizing`). A running job whose size differs from the chosen size grows, releases some of its

@@ -226,9 +226,9 @@ def _granted(
 def _rank_in_queue(
     job: WaitingJob | RunningJob, gang: Gang, standings: shares.Standings
 ) -> tuple[object, ...]:
-    """Return the sort key of a job's claim to the quota of a queue above its own, among the jobs of
-    its queue. Waiting jobs come in the order in which they rank within the queue, so that the quota
-    doesn't change this order."""
+    """Return the key by which the jobs of a queue are sorted when they claim the quota of a queue
+    above their own. Waiting jobs come in the order in which they rank within the queue, so that the
+    quota doesn't change this order."""
     left_s = job.guess_s if job.left_s is None else job.left_s
     return (
         *(-job.priority, job.place, standings.user(job.queue, job.owner)),

@@ -1,10 +1,11 @@
 """The effect of reservations on one plan: the nodes that each job can't use, and the running jobs
 that leave reserved nodes.
 
-A job can't use a node that is reserved for other jobs from now until the job has surely ended. The
-job's limit decides when it has surely ended, and for a job that saves its state on request, the
-time at which it is asked to leave. These nodes form the job's fence (`slots.Fence`): workers don't
-fit on them, and all rules about free, promised and reserved slots apply.
+A job can't use a node if the node is reserved for other jobs at any time between now and the time
+at which the job is certain to have ended. The time at which a job is certain to have ended depends
+on the job's limit and, for a job that saves its state on request, on the time at which the job is
+asked to leave. These nodes form the job's fence (`slots.Fence`): workers don't fit on them, and all
+rules about free, promised and reserved slots apply.
 """
 
 from __future__ import annotations
@@ -116,8 +117,8 @@ class Windows:
         return Cells(self._ids, [self._nodes_of[each.name] for each in self._windows])
 
     def apply(self) -> Snapshot:
-        """Return the snapshot in which the requests of waiting jobs, of groups that could grow, and
-        of jobs whose size is chosen have fences, and in which the nodes have cells."""
+        """Return the snapshot with fences in the requests of waiting jobs, of groups that could
+        grow, and of jobs whose size is chosen, and with cells in the nodes."""
         snapshot = self._snapshot
         if not self._all and not any(job.reservation is not None for job in snapshot.queue):
             return snapshot
@@ -194,8 +195,8 @@ class Windows:
         return replace(job, request=self._requests[key][1])
 
     def _least_s(self, stays_s: float, *, yields: bool) -> float:
-        """Return the seconds before the end of its reservation up to which a job can start, if it
-        is asked to leave at the end."""
+        """Return how many seconds before the end of its reservation a job can start at the latest,
+        if it is asked to leave at the end."""
         trains_s = min(stays_s, self._snapshot.min_run_s) if yields else 0.0
         return self._snapshot.leave_s + trains_s
 
@@ -213,8 +214,9 @@ class Windows:
         return self._fence_of[key]
 
     def _begun(self, stays_s: float, *, yields: bool, in_s: float = 0.0) -> tuple[int, int]:
-        """Return the reservations that begin before a job has surely left its nodes, if it starts
-        after `in_s` seconds: the reservations whose jobs are preempted, and the others."""
+        """For a job that starts after `in_s` seconds, return the reservations that begin before the
+        job is certain to have left its nodes: the reservations whose jobs are preempted, and the
+        others."""
         lead_s = self._snapshot.leave_s
         hard_s = stays_s + lead_s
         soft_s = min(hard_s, lead_s + self._snapshot.min_run_s) if yields else hard_s
@@ -256,8 +258,8 @@ class Windows:
         return f"{shown} and {more} more" if more > 0 else shown
 
     def leaving(self) -> list[Leaving]:
-        """Return the running jobs that must release slots now: jobs of others shortly before a
-        reservation begins, and jobs of a reservation shortly before it ends."""
+        """Return the running jobs that must release slots now: jobs that a reservation does not
+        admit, shortly before it begins, and jobs of a reservation, shortly before it ends."""
         found: dict[str, Leaving] = {}
         on_nodes: dict[str, list[RunningJob]] | None = None
         for each in self._all:
@@ -303,7 +305,7 @@ class Windows:
 
 
 def _without_others(node: Node, held: Mapping[str, float]) -> Node:
-    """Return the node without the resources that are neither free nor held by dray's jobs."""
+    """Return the node with only the resources that are free or held by dray's jobs."""
     usable = {
         name: min(most, held.get(name, 0.0) + node.available_to_us.get(name, 0.0))
         for name, most in node.total.items()

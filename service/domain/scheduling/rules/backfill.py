@@ -75,9 +75,9 @@ class Backfill:
         self, kind: WorkerKind, least: int, *, by_limits: bool, but: Closed = never_closed
     ) -> Blocked | None:
         """Record the first job that can't start yet. Returns the running jobs that are expected to
-        end before it starts on nodes that are not closed then. With `by_limits`, these are the jobs
-        whose time limits expire first, so that jobs that run longer than forecast can't delay it
-        again and again.
+        end before the blocked job starts; the blocked job starts only on nodes that are not closed
+        at that time. With `by_limits`, these are the jobs whose time limits expire first, so that
+        jobs that run longer than forecast can't delay it again and again.
 
         Returns None, and records nothing, if there are too few slots for the job even after all
         running jobs have ended."""
@@ -134,7 +134,7 @@ class Backfill:
         closed: frozenset[str],
     ) -> int | None:
         """Return how many of these jobs, which are sorted by `order`, must end until enough slots
-        are free; None if all of them are too few."""
+        are free; None if too few slots are free even after all of them have ended."""
         sizes = (len([*together]) for _, together in groupby(holding, order))
         moments = [*accumulate(sizes, initial=0)]
 

@@ -94,7 +94,7 @@ def never_satisfied(after: str, failed: str, state: JobState) -> str:
 
 
 def never_satisfied_each(after: str, state: JobState) -> str:
-    """Return why a job of an array is cancelled that depends on the job with the same index in the
+    """Return why a job of an array is cancelled if it depends on the job with the same index in the
     array `after`."""
     on = "failure" if state is JobState.SUCCEEDED else "success"
     ended = "was cancelled" if state is JobState.CANCELLED else str(state).lower()
@@ -103,7 +103,7 @@ def never_satisfied_each(after: str, state: JobState) -> str:
 
 @dataclass(frozen=True)
 class ArrayLimit:
-    """A job's array, of which at most `max_running` jobs can run at the same time."""
+    """A job's array, in which at most `max_running` jobs can run at the same time."""
 
     array_id: str
     max_running: int

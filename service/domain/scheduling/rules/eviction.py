@@ -1,15 +1,15 @@
 """Pure rules that decide which running jobs release their slots for a waiting job.
 
 A running job is asked to release its slots for a job with a higher priority, or for a job whose
-slots are guaranteed by its queue's quota. In a tree of queues, the queues at which the paths of
-the two jobs part are compared: a queue takes back its quota from the queues with the same parent,
-and never from a queue within its quota. A job that saves its state on request and resumes from it
-is also asked to release its slots if its queue is far ahead of its share, or its user compared to
-the waiting job's user in the same queue, and the waiting job's ranks better, or for a job that
-clearly has less work left. No job is evicted before it has
-held its slots for a minimum run time. A job is therefore evicted at most once in this time, which
-limits how often two jobs can alternately evict each other. Jobs that lose the least work are
-evicted first.
+slots are guaranteed by its queue's quota. In a tree of queues, the comparison is between the queues
+at which the paths of the two jobs part: a queue takes back its quota from the queues with the same
+parent, and never from a queue within its quota. A job that saves its state on request and resumes
+from it is also asked to release its slots for a job that clearly has less work left. It is also
+asked if its queue is far ahead of its share and the waiting job's queue ranks better, or if both
+jobs are in the same queue, its user is far ahead of their share, and the waiting job's user ranks
+better. No job is evicted before it has held its slots for a minimum run time. A job is therefore
+evicted at most once in this time, which limits how often two jobs can alternately evict each other.
+Jobs that lose the least work are evicted first.
 
 Before any job leaves, elastic groups above their minimum size release slots.
 """
@@ -99,7 +99,7 @@ class RunningJob:
 
     @property
     def spare_together(self) -> list[tuple[Slice, ...]]:
-        """The spare slots in the groups in which they can be released."""
+        """The spare slots, in groups that can be released together."""
         size = count(self.slices), self.request.num_parts, self.request.num_ranks
         return released_together(self.spare, *size)
 
@@ -136,7 +136,7 @@ def may_evict(
 ) -> bool:
     """Whether a job with the rank `coming` may evict a running job now. `rank` is the running job's
     rank, and `ahead` states whether its queues and user are far ahead. `of_any_queue` is set if the
-    job that comes might be of another queue than the rank states."""
+    coming job might belong to a queue other than the queue that the rank states."""
     if running.is_leaving or running.recalled or running.held_s < min_run_s:
         return False
     at = coming.level(rank)
@@ -262,8 +262,8 @@ class Candidates:
 
 
 def _part(coming: Rank, other: Rank) -> bool:
-    """Whether other tiers may decide for the one job than for the other, because their queues are
-    at different positions of a tree."""
+    """Whether different tiers may decide for the two jobs, because their queues are at different
+    positions of a tree."""
     return len(coming.tiers) > 1 and coming.path != other.path
 
 

@@ -52,7 +52,7 @@ class _Held:
         return found
 
     def count(self, queue: str, held: Iterable[tuple[str, float]]) -> None:
-        """Count resources that jobs of the queue hold in addition."""
+        """Count additional resources that jobs of the queue hold."""
         path = self._tree.path(queue)
         for resource, amount in held:
             if resource in self._kept:
@@ -114,9 +114,9 @@ class Lending:
         self._count(self._soon, queue, kind, num_workers)
 
     def claim(self, queue: str, kind: WorkerKind, num_workers: int) -> None:
-        """Count workers for which an overdue job waits, so that later jobs don't borrow again and
-        again what it needs. A job for which too little would be left even if no job held slots
-        claims nothing."""
+        """Count workers for which an overdue job waits, so that later jobs don't repeatedly borrow
+        what the overdue job needs. If too little would be left for a job even if no job held slots,
+        the job claims nothing."""
         if self.ever_allows(queue, kind, num_workers):
             self._count(self._now, queue, kind, num_workers)
             self.expect(queue, kind, num_workers)
@@ -135,7 +135,7 @@ class Lending:
         return sum(part.num_workers for part in slices if part.node_id in self._nodes)
 
     def trial(self) -> Lending:
-        """Return a copy in which jobs can leave for a trial."""
+        """Return a copy in which jobs can leave as a trial."""
         found = copy.copy(self)
         found._found = {}
         found._soon = self._soon.copy()

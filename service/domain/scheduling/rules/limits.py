@@ -114,8 +114,8 @@ class _Scope:
 
 
 class AccountLimits:
-    """The limits for the jobs of one user in one queue. The limits of the user are checked before
-    the limits of the queue, and these before the limits of the queues above it."""
+    """The limits for the jobs of one user in one queue. The limits of the user are checked first,
+    then the limits of the queue, and then the limits of the queues above it."""
 
     def __init__(
         self,

@@ -245,8 +245,9 @@ class Obstacles:
         return found
 
     def _reserved(self, sentence: str, kind: WorkerKind, least: int, free: int) -> Reason | None:
-        """Return the reason if reservations are why `least` workers are not available: without
-        them, enough slots are free, or the other nodes are too small."""
+        """Return the reason if `least` workers are not available because of reservations: without
+        the reservations, enough slots would be free, or the nodes that are not reserved are too
+        small."""
         fence = kind.fence
         if fence is None:
             return None

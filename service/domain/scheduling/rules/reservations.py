@@ -132,8 +132,8 @@ class ReservationRules:
     def reservation(
         self, ids_of: Mapping[str, Collection[str]], tree: QueueTree = NO_QUEUES
     ) -> Reservation:
-        """Return the reservation of the nodes that exist, for the queues under its queues. `ids_of`
-        contains the ids of nodes, keyed by hostname and by id."""
+        """Return the reservation with only the nodes that exist; it also admits the queues under
+        its queues. `ids_of` contains the ids of nodes, keyed by hostname and by id."""
         named = (node_id for name in self.nodes for node_id in ids_of.get(name, ()))
         return Reservation(
             name=self.name,
@@ -163,10 +163,10 @@ def why_not_yet(
     now: datetime,
     least_s: float,
 ) -> str | None:
-    """Return why a job that names a reservation can't start now, wherever slots are free; None if
-    it can. `named` contains the reservations that have not ended. A job that has already started
-    once continues without its reservation after the reservation has ended. `least_s` is the number
-    of seconds for which its slots must remain to it."""
+    """Return why a job that names a reservation can't start now, regardless of where slots are
+    free; None if it can. `named` contains the reservations that have not ended. A job that has
+    already started once continues without its reservation after the reservation has ended.
+    `least_s` is the number of seconds for which the job must be able to keep its slots."""
     name = job.reservation
     if name is None:
         return None
@@ -192,9 +192,9 @@ def choose(
     """Choose whole nodes for reservations that ask for a number of nodes or GPUs. Returns the ids
     of the nodes by reservation; fewer nodes than needed if there are not enough.
 
-    Nodes that were chosen earlier are kept as long as they are in `nodes`. Other nodes are
-    preferred if their jobs end before the reservation begins, or else earlier than the jobs of
-    other nodes. `fixed` contains the other reservations, whose nodes are not chosen for the same
+    Nodes that were chosen earlier are kept as long as they are in `nodes`. Among the other nodes,
+    nodes whose jobs end before the reservation begins are preferred, followed by nodes whose jobs
+    end earliest. `fixed` contains the other reservations, whose nodes are not chosen for the same
     time. `busy_until` contains the time at which the last job of a node ends; nodes without jobs
     are missing.
     """

@@ -4,7 +4,8 @@ weights.
 Usage is measured in cluster-seconds: the seconds for which a job held slots, times its dominant
 share of the cluster. Usage decays, so that old usage counts little. A queue or user is ahead once
 it has used clearly more than its share. The share is a fraction, by weight, of the total usage of
-all queues with the same parent, or of all users of a queue, with jobs that run or could run.
+all queues with the same parent, or of all users of a queue, counting only queues or users with jobs
+that run or could run.
 """
 
 from __future__ import annotations
@@ -130,13 +131,15 @@ class UsageShare:
     @property
     def is_far_ahead(self) -> bool:
         """Whether the account's running jobs can be preempted for jobs of other accounts. If this
-        began at the slack, jobs would be preempted whenever the usage passes the slack."""
+        were already true once the usage exceeds the share by more than the slack, jobs would be
+        preempted whenever that happens."""
         return self.excess_s > 2 * self.slack_s
 
     @property
     def even_in_s(self) -> float | None:
-        """Seconds until the usage differs from the share by no more than the slack if no account
-        uses slots, so that usage only decays; None if it does not differ by more now."""
+        """Seconds until the usage differs from the share by no more than the slack, assuming that
+        no account uses slots, so that usage only decays; None if the difference is already within
+        the slack."""
         if self.standing is UserStanding.EVEN:
             return None
         return HALF_LIFE_S * math.log2(abs(self.excess_s) / self.slack_s)
@@ -263,8 +266,9 @@ def _shares(
 
 
 def _user_slack_s(weights: Collection[float]) -> float:
-    """Return a user's slack in a queue that has the whole cluster. The smaller the
-    smallest share, the smaller the slack: one user's small excess can be much of that share."""
+    """Return a user's slack in a queue that has the whole cluster. The smaller the smallest share,
+    the smaller the slack, because even a small excess of one user can be a large part of that
+    share."""
     slack_s = min(USER_SLACK_S, SLACK_OF_SHARE_S * min(weights) / sum(weights))
     return max(LEAST_USER_SLACK_S, slack_s)
 

@@ -170,8 +170,8 @@ class QueueTree:
         return None
 
     def overcommitted(self, name: str) -> Unfit | None:
-        """Return an error if the quotas under a queue above this queue, or under this queue,
-        together exceed what that queue guarantees or allows; None if they don't."""
+        """Return an error if the quotas under this queue, or under a queue above it, together
+        exceed what the queue that they are under guarantees or allows; None if they don't."""
         for above in self.upwards(name):
             rule = "quota"
             for resource, amount in self._of_children(above.name, self.quotas).items():

@@ -1,8 +1,8 @@
 """Combines the updates of a round, with bitwise equal results on any number of ranks.
 
-Means are computed with integer sums: updates, whose norms are bounded, are rounded to multiples of
-a power of two, because the sum of integers doesn't depend on the order. Secure aggregation also
-requires integer sums. For other aggregators, every rank gets all updates of the round.
+Means are computed with integer sums, because the sum of integers doesn't depend on the order:
+updates, whose norms are bounded, are rounded to multiples of a power of two. Secure aggregation
+also requires integer sums. For other aggregators, every rank gets all updates of the round.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from ray_workers.training.data.sampler import derive_seed
 
 
 class Accountant:
-    """Computes epsilon after a number of rounds, using opacus: the moments of the sampled Gaussian
-    mechanism (Mironov et al. 2019, arXiv:1908.10530), with independently drawn clients."""
+    """Uses opacus to compute epsilon after a number of rounds, from the moments of the sampled
+    Gaussian mechanism (Mironov et al. 2019, arXiv:1908.10530), with independently drawn clients."""
 
     def __init__(self, federated: spec.Federated, privacy: Privacy) -> None:
         self._privacy = privacy
@@ -123,8 +123,9 @@ class ClippingNorm:
 
     @property
     def _noise_multiplier(self) -> float:
-        """The noise multiplier for the updates. With an adaptive norm, it is larger than in the
-        document, because the count uses part of the budget (Andrew et al. 2021, theorem 1)."""
+        """The noise multiplier for the updates. With an adaptive norm, the multiplier is larger
+        than in the document, because the count uses part of the budget (Andrew et al. 2021, theorem
+        1)."""
         whole = self._privacy.noise_multiplier
         if self._privacy.adaptive is None:
             return whole

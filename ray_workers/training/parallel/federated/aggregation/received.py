@@ -46,7 +46,7 @@ class UpdateTable:
 
 @dataclass(frozen=True)
 class ReceivedUpdates:
-    """The updates of a round, by the index of their client among the participants."""
+    """The updates of a round, keyed by the index of their client among the participants."""
 
     plan: RoundPlan
     verdicts: Sequence[Verdict]

@@ -71,7 +71,7 @@ def trusted(reported: Iterable[Reported]) -> list[Reported]:
     MAX_RATIO.
 
     Each client counts once in the median, so a minority of the clients can't move the limit beyond
-    the figures of the other clients, regardless of how many samples it reports.
+    the figures of the other clients, regardless of how many samples the minority reports.
     """
     figures = [Reported(_bounded(one.value), one.num_samples) for one in reported]
     figures = [one for one in figures if one.num_samples > 0]

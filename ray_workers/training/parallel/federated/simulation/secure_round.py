@@ -119,8 +119,7 @@ class SecureRound:
         return SecureSum(torch.from_numpy(found.sums[:-2]), found.weight, loss, within)
 
     def _exchange(self) -> None:
-        """Run a phase with small messages, all of which are received by every part of the
-        server."""
+        """Run a phase with small messages, all of which every part of the server receives."""
         if self._reason is not None:
             return
         phase, answers = self._server.phase, {}
