@@ -143,7 +143,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "repeat the request in a moment to get the response to the first request",
     },
     "not_confirmed": {
-        "detail": "the filter excludes no job, so the number of jobs to change, 120, must be "
+        "detail": "the filter matches all jobs, so the number of jobs to change, 120, must be "
         "confirmed",
         "pointer": "/max",
         "hint": "if you want to change all of these jobs, repeat the request with max: 120",

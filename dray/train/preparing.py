@@ -229,7 +229,7 @@ def prepare(
     models, optimizers = _listed(model), _listed(optimizer)
     is_divided = any((blocks, tensor_plan, shard, tensor, recompute, compile_blocks))
     if is_divided and len(models) + len(optimizers) != 2:
-        raise ValueError("prepare() can divide only one model with one optimizer")
+        raise ValueError("prepare() can divide only a single model that has a single optimizer")
     if _state.prepared is not None:
         if is_divided or tracked:
             raise ValueError(

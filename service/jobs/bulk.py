@@ -246,7 +246,7 @@ def _confirmed(session: Session, wanted: BulkRequest, caller: str) -> dict[str, 
     own = sum(owner == whose for owner in matched.values())
     if wanted.max is None and not wanted.dry_run and own > 1 and _excludes_none(session, wanted):
         raise NotConfirmed(
-            f"the filter excludes no job, so the number of jobs to change, {own:,}, must be "
+            f"the filter matches all jobs, so the number of jobs to change, {own:,}, must be "
             "confirmed",
             pointer="/max",
             hint=f"if you want to change all of these jobs, repeat the request with max: {own}",

@@ -57,7 +57,7 @@ def test_a_search_that_matches_everything_needs_the_number(cli: Cli, server: Liv
     number = len(cli.json("ls", "--state", "QUEUED", "--all"))
     where = ("--where", "priority >= 0", "-y")
     cli("hold", *where, exits=Exit.REFUSED)
-    assert f"the filter excludes no job, so the number of jobs to change, {number}, " in cli.err
+    assert f"the filter matches all jobs, so the number of jobs to change, {number}, " in cli.err
     assert "give their number as --expect" in cli.err
     cli("hold", "--where", "", "-y", exits=Exit.USAGE)
     assert cli.json("hold", *where, "--expect", str(number))["refused"] == 0

@@ -147,7 +147,7 @@ class Round:
             return Impossible(job.job_id, impossible)
         if job.not_before is not None and job.not_before > self._now:
             self._back_off(job, gang, job.not_before)
-            message = f"waits to be retried at {job.not_before:%H:%M:%S} UTC"
+            message = f"waits for its retry at {job.not_before:%H:%M:%S} UTC"
             return Wait(job.job_id, Reason("backing_off", message), position)
         if (why_full := self._arrays.why_full(job.array)) is not None:
             return Wait(job.job_id, Reason("array_limit", why_full), position)

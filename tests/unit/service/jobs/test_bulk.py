@@ -151,7 +151,7 @@ async def test_a_filter_that_matches_all_jobs_must_be_confirmed(service: Service
     jobs = [await service.submit() for _ in range(3)]
     await service.jobs.submit(spec(), owner="bob")
     for chosen in ({}, {"where": "priority >= 0"}, {"state": ["QUEUED"]}):
-        with pytest.raises(NotConfirmed, match=r"excludes no job, so the .* 3,") as refused:
+        with pytest.raises(NotConfirmed, match=r"matches all jobs, so the .* 3,") as refused:
             await bulk(service, "cancel", filter=chosen)
         assert refused.value.hint is not None
         assert refused.value.hint.endswith("with max: 3")

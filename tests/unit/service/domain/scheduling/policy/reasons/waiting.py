@@ -31,7 +31,7 @@ def after_others(claims: Claims, decision: Decision, words: str) -> None:
         assert (what, name, state) == (one.on, one.id, one.is_now)
 
 
-@says(r"waits to be retried at (\d\d:\d\d:\d\d) UTC")
+@says(r"waits for its retry at (\d\d:\d\d:\d\d) UTC")
 def backs_off(claims: Claims, decision: Decision, at: str) -> None:
     until = claims.waiting[decision.job_id].not_before
     assert until is not None
