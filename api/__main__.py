@@ -186,7 +186,8 @@ async def _stop_server(app: FastAPI, server: Server, stop: asyncio.Event) -> Non
 
 
 async def _announce(runtime: Runtime, address: str, link: str | None, server: Server) -> None:
-    """Print the API's address, the sign-in link, and the Ray dashboard's address once Ray responds.
+    """Print the API's address and the sign-in link and, once Ray responds, the Ray dashboard's
+    address.
 
     The link is a secret, so it is printed and not logged.
     """

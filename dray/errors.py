@@ -81,7 +81,8 @@ class ApiError(DrayError):
 
 
 class BadRequest(ApiError, status=422):
-    """The request, or the document in it, is invalid. Repeating the request would fail again."""
+    """The request, or the document in it, is invalid. The request would fail again if it were
+    repeated."""
 
 
 class Malformed(BadRequest, code="malformed_request", status=400): ...
@@ -130,7 +131,7 @@ class OutOfMemory(Unsatisfiable, code="out_of_memory"):
 
 
 class NotPlannable(BadRequest, code="not_plannable"):
-    """The plan depends on data that was not read, or there is no way to divide the job."""
+    """The plan depends on data that was not read, or there is no way to parallelize the job."""
 
 
 class BadUpload(BadRequest, code="bad_upload"):
@@ -382,7 +383,7 @@ class CheckpointInUse(Conflict, code="checkpoint_in_use"):
 
 
 class NotConfirmed(Conflict, code="not_confirmed"):
-    """More jobs than `max` match, or the filter excludes no job and `max` is missing."""
+    """More than `max` jobs match, or the filter matches all jobs and `max` is missing."""
 
 
 class AnnotationsChanged(Conflict, code="annotations_changed", status=412):

@@ -165,7 +165,7 @@ class JobFilter(BasicJobFilter):
 
 
 class AccountingFilter(BasicJobFilter):
-    """Selects the attempts that accounting shows: attempts in a period, of jobs that match the
+    """Selects the attempts for accounting: attempts that ran in a period and whose jobs match the
     other fields."""
 
     since: Annotated[

@@ -425,8 +425,8 @@ def tune_interpreter() -> None:
     A thread that is computing holds the GIL for `SWITCH_S` while other threads wait for it. A
     request releases the GIL at each database statement. With Python's default, the request would
     wait 5 ms each time to get the GIL back. The garbage collector is configured to skip existing
-    objects, most of which belong to modules. Otherwise, the collector would traverse these objects
-    whenever the loops have read many jobs.
+    objects, most of which belong to modules. Without this setting, the collector would traverse
+    these objects whenever the loops have read many jobs.
     """
     sys.setswitchinterval(SWITCH_S)
     gc.collect()

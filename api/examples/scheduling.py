@@ -1,4 +1,5 @@
-"""Examples of responses about queues, reservations, costs, and what the scheduler explains."""
+"""Examples of responses about queues, reservations and costs, and of the scheduler's
+explanations."""
 
 from __future__ import annotations
 

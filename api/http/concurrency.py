@@ -21,7 +21,7 @@ TOO_MANY = "too_many_requests"
 
 @dataclass(frozen=True)
 class ConcurrencyLimits:
-    """Limits on the number of requests that are processed, or wait, at the same time."""
+    """Limits on the number of requests that are processed or waiting at the same time."""
 
     at_once: int = 4
     """Limit for all callers together: half of the threads that read the database."""

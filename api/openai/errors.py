@@ -26,8 +26,8 @@ def error_body(problem: Problem) -> dict[str, Any]:
 
 
 def status_of(problem: Problem) -> int:
-    """Return the HTTP status. 400 replaces 422, as in OpenAI's API, and 409, because the client
-    would repeat the request, which can't help."""
+    """Return the HTTP status. 400 replaces 422, as in OpenAI's API. 400 also replaces 409, because
+    the client would repeat the request, which can't help."""
     return 400 if problem.status in (409, 422) else problem.status
 
 

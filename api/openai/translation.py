@@ -157,7 +157,7 @@ def _method(asked: TuningRequest) -> tuple[str, Hyperparameters, str]:
 def _held_out(
     start: Mapping[str, Any], training: DataFileRow, *, validates: bool
 ) -> dict[str, float]:
-    """Return the fraction of the examples to hold out, which is at least one example."""
+    """Return the fraction of the examples to hold out, so that at least one example is held out."""
     of_model = _mapping(start.get("data")).get("validation_fraction")
     if validates or of_model is not None:
         return {} if of_model is None else {"validation_fraction": of_model}
@@ -289,7 +289,8 @@ def _level(one: views.Event) -> str:
 
 
 def event_number(job_id: str, event_id: str) -> int | None:
-    """Return the number of an event of a job; None if the id is none of such an event."""
+    """Return the number of a job's event, given its id; None if this is not the id of an event of
+    the job."""
     number = event_id.removeprefix(f"ftevent-{job_id}-")
     return int(number) if number.isascii() and number.isdigit() and len(number) < 10 else None
 

@@ -42,11 +42,11 @@ async def change_jobs(
 ) -> Response:
     """Apply an action to all of the caller's jobs that a filter selects.
 
-    Each job is changed in the same way as by the call for a single job. If that call fails for a
-    job, the action continues, and the response counts the job under the code of the problem. With
-    `dry_run`, nothing is changed, and the response shows what would happen. If the filter, apart
-    from its states and owner, excludes no job, the caller must confirm the number of jobs with
-    `max`. Repeating a call has no further effect.
+    Each job is changed just as the call for a single job would change it. If a job can't be
+    changed, the action continues, and the response counts the job under the code of the problem.
+    With `dry_run`, nothing is changed, and the response shows what would happen. If the filter,
+    apart from its states and owner, matches all jobs, the caller must confirm the number of jobs
+    with `max`. Repeating a call has no further effect.
     """
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(BulkRequest, request, limit_bytes)

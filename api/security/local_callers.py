@@ -25,7 +25,8 @@ _OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-rea
 
 
 class LocalCallers:
-    """Decides from the connection or the token of a request whether to admit its caller."""
+    """Decides whether to admit the caller of a request, based on the request's connection or
+    token."""
 
     def __init__(self, home: Path) -> None:
         self._home = home

@@ -148,8 +148,8 @@ class SubmitCalls(Calls):
         bandwidth_bytes_per_s: float | None = None,
         latency_s: float | None = None,
     ) -> views.Plan:
-        """Compute the memory and the expected step time for each way of dividing a job among its
-        workers. Nothing is submitted.
+        """Compute the memory and the expected step time for each way to parallelize a job across
+        its workers. Nothing is submitted.
 
         The arguments default to the speeds that the server has measured on its cluster, or to
         typical values. The plan states which values were used. Raises NotPlannable if the plan

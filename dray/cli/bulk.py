@@ -61,8 +61,8 @@ def searched(
     expect: int | None,
     yes: bool,
 ) -> Search | None:
-    """Return the search; None if jobs are named instead. Raises BadParameter unless the command
-    line contains either a search or names of jobs, and not both."""
+    """Return the search; None if jobs are named instead. Raises BadParameter if the command line
+    contains both a search and names of jobs, or neither."""
     if (where is None) == (not jobs):
         raise typer.BadParameter("specify jobs, or select jobs with --where")
     if where is None:

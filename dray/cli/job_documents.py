@@ -26,7 +26,7 @@ LAUNCHERS = ("python", "python3", "torchrun", "horovodrun", "mpirun", "srun")
 
 def named_document(words: list[str], like: str | None = None) -> tuple[dict[str, Any], str]:
     """Return the document and its display name. `words` is the path of a job document, or a program
-    and its arguments. If `like` names a job, `words` is the arguments with which to run that job
+    and its arguments. If `like` names a job, `words` contains the arguments for running that job
     again."""
     return _document(words) if like is None else _again(like, words)
 

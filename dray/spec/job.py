@@ -206,7 +206,7 @@ class JobSpec(Document):
 
     @property
     def num_spares(self) -> int:
-        """Number of workers, in addition to the ranks, that take the places of lost ranks."""
+        """Number of additional workers that replace lost ranks."""
         return 0 if self.elastic is None else self.elastic.spares
 
     @property

@@ -205,7 +205,8 @@ def save_checkpoint(
 
 
 def replicas_agreed(step: int) -> None:
-    """Keep the newest checkpoint up to this step, after which all replicas were equal."""
+    """Record that all replicas were equal after this step, so that the newest checkpoint up to this
+    step is kept."""
     _checkpoints_of_the_job().checked_step = step
 
 

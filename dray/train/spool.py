@@ -8,9 +8,9 @@ bytes, non-vital frames are dropped and counted. While the disk is full, the wri
 memory: all vital frames, and up to `WAITING_BYTES` of other frames.
 
 A file next to the segments holds two offsets. The service has stored the frames up to the first
-offset. The frames up to the second offset have been sent to the service and may be stored. The
-process that writes frames reads this file before it deletes superseded checkpoints. If nothing
-delivers the spool, the file does not exist."""
+offset. The frames up to the second offset have been sent to the service, which may have stored
+them. The process that writes frames reads this file before it deletes superseded checkpoints. If
+nothing delivers the spool, the file does not exist."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class SpoolWriter:
         return written == len(line)
 
     def _roll(self, next_bytes: int, *, vital: bool) -> bool:
-        """Begin a segment, unless undelivered frames leave no space for a new segment."""
+        """Begin a segment if the undelivered frames leave enough space for it."""
         retained = segments(self._directory)
         undelivered = self._offset - retained[0][0] if retained else 0
         needed = undelivered + max(next_bytes, SEGMENT_BYTES)

@@ -107,7 +107,7 @@ class Explanation(View):
 
 
 class Factor(View):
-    """A part of a waiting job's rank in the queue."""
+    """A factor that decides a waiting job's position in the queue."""
 
     name: str
     """`tier`, `priority`, `standing`, `overdue`, `work`, `submission` or `front`."""

@@ -1,5 +1,5 @@
-"""Views of plans: how to divide a job among its workers, and how to keep the ranks' copies of the
-model in sync."""
+"""Views of plans: how to parallelize a job across its workers, and how to keep the ranks' copies of
+the model in sync."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class SyncPlan(View):
 
 
 class Plan(View):
-    """How a job could be divided among its workers."""
+    """How a job could be parallelized across its workers."""
 
     chosen: str | None = None
     """Name of the mesh that `parallel: auto` would choose; null if no mesh fits."""

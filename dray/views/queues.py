@@ -174,7 +174,7 @@ class QueueShare(View):
 
 
 class ShareReport(View):
-    """The usage of queues and users that the scheduler used in its latest forecast."""
+    """The usage of queues and users on which the scheduler based its latest forecast."""
 
     made_at: datetime | None = None
     """The time of the usage; null if there is no current forecast."""

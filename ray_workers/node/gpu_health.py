@@ -62,7 +62,7 @@ class GpuWatch:
     """Finds faults. Not thread-safe, except for `faults`.
 
     A fault with a state, such as a pending remapping, is reported while the state lasts. An Xid
-    error is reported until the same error happens again, which replaces it.
+    error is reported until a newer occurrence of the same error replaces it.
     """
 
     def __init__(

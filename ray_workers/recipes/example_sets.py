@@ -109,8 +109,8 @@ def open_sets(
 def _divided(
     data: spec.Data, opened: Sequence[Examples], parts: Sequence[SourceExamples], seed: int
 ) -> tuple[Rows, Rows]:
-    """Return the numbers of the training and of the validation examples. The examples of the
-    sources that have no split of their own are divided together."""
+    """Return the numbers of the training and of the validation examples. The examples of all
+    sources that have no split of their own are split together."""
     training: list[Rows] = []
     validation: list[Rows] = []
     undivided: list[Rows] = []
@@ -203,8 +203,8 @@ def report(sets: ExampleSets, tokenizer: Any) -> dict[str, Any]:
 
 
 def shown(examples: Examples, number: int, tokenizer: Any) -> dict[str, Any]:
-    """Return an example as the model sees it: its tokens, and its text as spans that count in the
-    loss or don't."""
+    """Return an example as the model sees it: its tokens, and its text as spans that are marked as
+    counting in the loss or not."""
     at = examples.tokens(number)
     ids, counts = examples.ids[at].tolist(), examples.counts[at].tolist()
     spans: list[dict[str, Any]] = []

@@ -217,7 +217,7 @@ def _joined(examples: Examples, at: Rows, longest: int | None) -> tuple[Tensor, 
 
 
 def best_fit(lengths: Sequence[int] | Rows, longest: int) -> list[list[int]]:
-    """Divide examples into rows of at most `longest` tokens, each as full as possible: the longest
+    """Pack examples into rows of at most `longest` tokens, each as full as possible: the longest
     example that is left goes to the fullest row with enough space. Returns the indices of each row
     in ascending order, and the rows in the order of their first examples."""
     rows: list[list[int]] = []
@@ -252,9 +252,9 @@ class Writer:
         seed: int = 0,
     ) -> str:
         """Return the model's answer to a conversation (a list of messages), or its continuation of
-        a text. Each token is the most likely token if the temperature is 0; with any other
-        temperature, it is a random token. The answer ends with the model's end token, or after
-        `num_tokens`. Raises ValueError for an empty prompt."""
+        a text. Each token is the most likely token if the temperature is 0, and is sampled at any
+        other temperature. The answer ends with the model's end token, or after `num_tokens`. Raises
+        ValueError for an empty prompt."""
         if not prompt:
             raise ValueError("the prompt is empty")
         if isinstance(prompt, str):

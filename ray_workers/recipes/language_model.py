@@ -130,8 +130,8 @@ class Generator:
         self, prompt: str, *, num_tokens: int = 100, temperature: float = 0.0, seed: int = 0
     ) -> str:
         """Return a continuation of the prompt. Each token is the most likely token if the
-        temperature is 0; with any other temperature, it is a random token. Raises ValueError for an
-        empty prompt."""
+        temperature is 0, and is sampled at any other temperature. Raises ValueError for an empty
+        prompt."""
         ids = self._encode(prompt)
         generator = torch.Generator().manual_seed(seed)
         known = len(ids)

@@ -122,8 +122,8 @@ def samples(examples: Examples, pairs: Rows) -> Samples:
 
 def _padded(examples: Examples, pairs: Rows) -> tuple[Tensor, Tensor]:
     """Return the inputs of a model of pairs (see `models.paired`), and the numbers of tokens that
-    count in each answer, int64 (N, 2). The position of padding is 0, so that it is another
-    sequence."""
+    count in each answer, int64 (N, 2). The position of padding is 0, so that padding does not
+    belong to the sequence before it."""
     numbers = (2 * pairs[:, None] + np.arange(2)).flatten()
     width = int(examples.lengths[numbers].max())
     rows = torch.zeros(len(numbers), 3, width, dtype=torch.int64)

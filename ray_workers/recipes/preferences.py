@@ -2,8 +2,8 @@
 
 The outputs of a model are, for dpo, log-probabilities of answers: (N, 2, 2), indexed by the pair,
 by model (0: trained, 1: reference) and by answer (0: chosen, 1: rejected); for reward, the rewards
-of the answers, (N, 2). The targets are the numbers of tokens of the answers, (N, 2). The names of
-the metrics are the ones of TRL.
+of the answers, (N, 2). The targets are the numbers of tokens of the answers, (N, 2). The metrics
+have the same names as in TRL.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def dpo_losses(log_ratios: Tensor, beta: float, label_smoothing: float) -> Tenso
     """Return the losses of equation 7 of Rafailov et al. 2023 (arXiv:2305.18290). log_ratios: log
     pi(y|x) - log pi_ref(y|x) of the chosen and the rejected answers, (N, 2).
 
-    With label smoothing e, a pair counts as interchanged with probability e (conservative DPO,
-    Mitchell 2023).
+    With label smoothing e, the answers of a pair count as swapped with probability e (conservative
+    DPO, Mitchell 2023).
     """
     chosen, rejected = log_ratios.unbind(1)
     margins = beta * (chosen - rejected)
@@ -94,7 +94,7 @@ def measures(method: spec.Dpo | spec.Reward) -> Mapping[str, LossSum]:
 
 
 class MeanOverPairs(Metric):
-    """The mean over all pairs of what a function sums."""
+    """The mean, over all pairs, of the values that a function sums."""
 
     total: Tensor
     count: Tensor

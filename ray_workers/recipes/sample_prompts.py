@@ -64,8 +64,8 @@ def _encoded(location: str, prompt: str | list[spec.PromptMessage], tokenizer: A
 
 
 def without_end(ids: Sequence[int], tokenizer: Any) -> list[int]:
-    """Return the tokens of a text that continues, without the end token that some tokenizers
-    add."""
+    """Return the tokens of a text that the model will continue, without the end token that some
+    tokenizers add."""
     has_end = len(ids) > 0 and ids[-1] == tokenizer.eos_token_id
     return list(ids[:-1] if has_end else ids)
 
@@ -83,7 +83,7 @@ def _ends(tokenizer: Any, folder: Path) -> Set[int]:
 
 def inputs_of(rows: Sequence[Sequence[int]]) -> Tensor:
     """Return int64 (rows, 2, T) token ids and positions. The position of padding is always 0, so
-    that it is another sequence."""
+    that padding does not belong to the sequence before it."""
     inputs = torch.zeros(len(rows), 2, max(map(len, rows)), dtype=torch.int64)
     for number, row in enumerate(rows):
         inputs[number, 0, : len(row)] = torch.tensor(row)

@@ -86,8 +86,8 @@ class Recall:
 
 @dataclass(frozen=True)
 class Limit:
-    """End the attempt after a different running time than the running time with which the attempt
-    was launched."""
+    """Change the running time after which the attempt ends, which was set when the attempt was
+    launched."""
 
     number: int
     """Sequence number within the attempt, starting from 1."""

@@ -48,7 +48,7 @@ class GroupPositions:
         return self._since.get((member.index, member.incarnation), self._num_rounds)
 
     def are_complete_without(self, slots: Collection[Slots], members: Sequence[Member]) -> bool:
-        """Whether the members outside these slots have all parts of the model, and no more of them
+        """Whether the members outside these slots have all parts of the model, and no more members
         than before would be idle. A spare that takes a rank counts as idle both before and after
         the change."""
         size = self._mesh.num_parts

@@ -208,8 +208,8 @@ class RankHost:
         self._process.signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """End the process, and release everything that the rank holds. An actor needs no call of
-        this method, because everything is released when its process exits."""
+        """End the process, and release everything that the rank holds. This method need not be
+        called in an actor, because everything is released when the actor's process exits."""
         self._held.close()
 
 

@@ -170,8 +170,8 @@ class WorkerGroup:
         ).remote(name, spec.job_name, self._timings)
 
     async def _start_process(self, member: Member, round_number: int) -> None:
-        """Fork a process for the member. After the first round, the process gets its rank only when
-        it joins a round, unless the ranks form no process group."""
+        """Fork a process for the member. If the ranks form a process group, a process that is
+        started after the first round gets its rank only when it joins a round."""
         member.incarnation = round_number
         socket_path = paths.socket_path(self._spec.deployment_id, member.node_id)
         try:

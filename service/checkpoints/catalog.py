@@ -54,7 +54,7 @@ def counting_checkpoints(session: Session, job_id: str) -> list[CheckpointRow]:
 
 
 def _counting(session: Session, job_id: str) -> tuple[list[CheckpointRow], list[CheckpointRow]]:
-    """Return the job's counting checkpoints, and the checkpoints that do not count because the
+    """Return the job's checkpoints that count, and the checkpoints that do not count because the
     replicas might have differed. Both are newest first."""
     attempts = repository.of_job(session, job_id)
     ends = last_steps({row.attempt: began_at_step(row) for row in attempts})
@@ -73,8 +73,9 @@ def _counting(session: Session, job_id: str) -> tuple[list[CheckpointRow], list[
 
 
 def why_missing(session: Session, job_id: str, step: int | None = None) -> str:
-    """Return the end of the sentence that states that the job has no checkpoint at this step, or at
-    any step if the step is None: why an existing checkpoint does not count, or an empty string."""
+    """Return the end of the sentence that states that the job has no checkpoint at this step, or no
+    checkpoint at all if the step is None. The end is the reason why an existing checkpoint does not
+    count, or an empty string."""
     _, suspect = _counting(session, job_id)
     if not any(step in (None, row.step) for row in suspect):
         return ""

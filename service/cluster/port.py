@@ -136,8 +136,8 @@ class Cluster(Protocol):
     async def request_nodes(
         self, bundles: Sequence[tuple[Mapping[str, float], int]], released: Sequence[str]
     ) -> None:
-        """From Ray's autoscaler, request a cluster that, if it were empty, would have room for all
-        these bundles.
+        """Request from Ray's autoscaler a cluster that could hold all these bundles if it were
+        empty.
 
         `bundles` contains pairs of a bundle and a count. A bundle fits only on nodes with its
         labels. Without bundles, Ray chooses the size of the cluster. The call also ends dray's own

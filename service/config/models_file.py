@@ -56,8 +56,8 @@ class CatalogueModel(Document):
         return self
 
     def document(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a job document with these fields, and the model's defaults for others. The model
-        has a LoRA adapter unless the defaults state otherwise."""
+        """Return a job document with these fields, and the model's defaults for all other fields.
+        The model has a LoRA adapter unless the defaults state otherwise."""
         model = {"adapter": "lora", **_mapping(self.defaults.get("model")), "base": self.name}
         start = {**self.defaults, "recipe": "fine_tuning", "model": model}
         found: dict[str, Any] = _merged(start, fields)

@@ -136,8 +136,8 @@ def charge(
     """Store the cost of the attempt up to `until`.
 
     `prices` apply to the attempt's entire time; None if the deployment has no prices. A price
-    change therefore also applies to the time for which live attempts have already run, but not to
-    attempts that have ended.
+    change therefore also applies to the past running time of live attempts, but not to attempts
+    that have ended.
     """
     held_slots.settle(attempt, until)
     if prices is None or attempt.held_until is None or attempt.started_at is None:

@@ -116,7 +116,7 @@ def why_not_withheld(
 ) -> str | None:
     """Return why a failed self-test does not withhold the node; None if it does.
 
-    A mistake of the test itself must not stop the whole cluster. hosts: the nodes of the cluster
+    An error in the test itself must not stop the whole cluster. hosts: the nodes of the cluster
     that could get the same work. by_tests: the nodes that self-tests withhold. withheld: all nodes
     that are withheld.
     """

@@ -192,8 +192,8 @@ def summarise(steps: Sequence[int], values: Sequence[float]) -> Summary:
 
 
 def _first_nan(values: Sequence[float]) -> int | None:
-    """Return the index of the first NaN, if any. The search is skipped unless the sum is NaN, which
-    also happens with infinities of both signs."""
+    """Return the index of the first NaN, if any. The search runs only if the sum is NaN, which also
+    happens with infinities of both signs."""
     if not math.isnan(sum(values)):
         return None
     return next((i for i, value in enumerate(values) if value != value), None)

@@ -54,7 +54,7 @@ class Answer:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the receiver doesn't want any more messages (410)."""
+        """Whether the receiver has refused all further messages (410)."""
         return self.status == 410
 
 

@@ -255,8 +255,8 @@ def _is_asked(at: Row[Any]) -> bool:
 
 
 def _refuse_unwanted(at: Row[Any], but: str | None = None) -> None:
-    """Raise UpdateRefused if the client is not selected, or if it has already sent an update whose
-    SHA-256 is not `but`."""
+    """Raise UpdateRefused if the client is not selected, or if it has already sent an update with a
+    SHA-256 other than `but`."""
     if not _is_asked(at):
         raise UpdateRefused(f"client {at.client} is not selected in round {at.number}")
     if at.sent_round == _sent_name(at) and at.sent_sha256 != but:

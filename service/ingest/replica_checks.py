@@ -1,4 +1,5 @@
-"""Stores the results of comparisons of a model's replicas, and withholds the nodes of culprits."""
+"""Stores the results of comparisons of a model's replicas, and withholds the nodes of the ranks at
+fault."""
 
 from __future__ import annotations
 
@@ -62,8 +63,8 @@ def _withhold(
     culprits: Sequence[Culprit],
     now: datetime,
 ) -> list[str]:
-    """Withhold the nodes of the culprits, and return their host names, without hosts on which the
-    attempt has no slots."""
+    """Withhold the nodes of the ranks at fault, and return the names of these hosts, except for
+    hosts on which the attempt has no slots."""
     node_ids = [part["node_id"] for part in attempt.slices]
     hosts = set(cluster_repository.hostnames(session, node_ids).values())
     on_host: dict[str, list[Culprit]] = {}

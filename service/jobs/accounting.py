@@ -175,7 +175,7 @@ def _cost(row: Row[Any], period: Period) -> views.Cost | None:
 
 
 def _sum(one: views.AccountingRow, later: views.AccountingRow) -> views.AccountingRow:
-    """Return the sum of a job's attempts and its next attempt."""
+    """Return the sum of the row of a job's attempts so far and the row of its next attempt."""
     waits = [each.waited_s for each in (one, later) if each.waited_s is not None]
     return later.model_copy(
         update={

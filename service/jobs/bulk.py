@@ -118,7 +118,7 @@ class BulkChanges:
         names an owner, of this owner.
 
         Raises InvalidSearch, and raises NotConfirmed if more jobs are selected than `wanted.max`,
-        or if the filter excludes no job and `wanted.max` is not given. Jobs that can't be changed
+        or if the filter matches all jobs and `wanted.max` is not given. Jobs that can't be changed
         don't stop the action. If `is_stopping` returns true, the remaining jobs are not changed.
         """
         matched, queues = await self._database.read(
@@ -233,8 +233,8 @@ class BulkChanges:
 
 
 def _confirmed(session: Session, wanted: BulkRequest, caller: str) -> dict[str, str]:
-    """Return the owners of the selected jobs by id. Raises NotConfirmed if the filter excludes no
-    job, unless the number of jobs was confirmed."""
+    """Return the owners of the selected jobs by id. Raises NotConfirmed if the filter matches all
+    jobs, unless the number of jobs was confirmed."""
     matched = listing.owners(session, wanted.filter, limit=MAX_JOBS + 1)
     if len(matched) > MAX_JOBS:
         raise NotConfirmed(

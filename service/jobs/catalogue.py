@@ -18,7 +18,8 @@ def resolve(spec: JobSpec, catalogue: Catalogue) -> JobSpec:
     """Replace the name of a base model by its address. A URL of a model in the catalogue is
     treated like its name, because its licence applies as well.
 
-    Raises InvalidDocument if there is no such model, and LicenceNotAccepted.
+    Raises InvalidDocument if there is no such model, and LicenceNotAccepted if its licence is not
+    accepted.
     """
     model = spec.model
     if not isinstance(model, Pretrained):

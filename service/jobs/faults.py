@@ -156,7 +156,8 @@ def preempt_row(
     session: Session, row: JobRow, grace_s: float, *, held: bool, actor: str, now: datetime
 ) -> bool:
     """Ask a locked job to release its slots and, if `held` is set, to wait on hold. Returns False
-    if nothing has changed because it was already asked. Raises JobNotRunning if it holds no slots.
+    if nothing has changed because the job was already asked. Raises JobNotRunning if it holds no
+    slots.
     """
     attempt = _live_attempt(session, row, preemption.HOLDING, "it holds no slots")
     asks = preemption.ask(session, row, attempt, grace_s, now, actor=actor)

@@ -90,7 +90,7 @@ def reserve(
 
 
 def _lock_number(owner: str, key: str) -> int:
-    """Return a signed 64-bit number for the key. A collision costs one client a retry."""
+    """Return a signed 64-bit number for the key. After a collision, one client has to retry."""
     digest = hashlib.sha256(f"idempotency\0{owner}\0{key}".encode()).digest()
     return int.from_bytes(digest[:8], signed=True)
 

@@ -1,7 +1,7 @@
 """The list of jobs: filters, and pages whose cost does not depend on the number of jobs.
 
-Jobs are listed by id, newest first. An id begins with its creation time, so a page is a scan of one
-index from the cursor on, even if the filter has a time, state, queue or label.
+Jobs are listed by id, newest first. An id begins with its creation time, so a page is read from one
+index, starting at the cursor, even if the filter has a time, state, queue or label.
 """
 
 from __future__ import annotations

@@ -129,8 +129,8 @@ def admit(
 
 
 def refuse_useless_spares(spec: JobSpec) -> None:
-    """Raise InvalidDocument if the job has spares but its lost workers are never replaced while the
-    other workers keep their state."""
+    """Raise InvalidDocument if the job has spares, but can't replace a lost worker while the other
+    workers keep their state."""
     has_gpus = spec.resources.gpus_per_worker > 0
     why = why_no_spares(spec, has_gpus=has_gpus) if spec.num_spares else None
     if why is not None:

@@ -1,11 +1,11 @@
 """Self-tests of nodes: requests for them, the nodes that get no new work because of them, and their
 results.
 
-A node is tested if an admin asks for it, and before it gets work again after it lost a rank in a
-way that suggests a fault of the machine. While a node is tested, and until the test has begun, the
-scheduler sees no free slots on it. Slots that a job holds are never tested. If the job that lost
-the rank keeps its slots on the node, because it recovered in place, the test waits until the job
-has released them, and the node's other slots get work in the meantime.
+A node is tested if an admin asks for a test. A node that lost a rank in a way that suggests a fault
+of the machine is also tested before it gets work again. Until a node's test has begun, and while
+the test runs, the scheduler sees no free slots on the node. Slots that a job holds are never
+tested. If the job that lost the rank keeps its slots on the node, because it recovered in place,
+the test waits until the job has released them, and the node's other slots get work in the meantime.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def begin(session: Session, hostname: str, check_id: str, now: datetime) -> bool
 
 
 def wait_for_return(session: Session, hostname: str, check_id: str, now: datetime) -> None:
-    """Begin a running test anew when its node returns to the cluster."""
+    """Restart a running test when its node returns to the cluster."""
     withheld_repository.lock_changes(session)
     row = repository.get(session, hostname)
     if row is not None and row.id == check_id and row.state == CheckState.RUNNING:

@@ -1,7 +1,7 @@
 """Singletons: jobs that wait for their owner's other jobs with the same name.
 
-The jobs that a singleton waits for are found anew in each round of the scheduler, so they need not
-be stored, and a running job that returns to the queue keeps its position.
+The jobs that a singleton waits for are determined again in each round of the scheduler, so they
+need not be stored, and a running job that returns to the queue keeps its position.
 """
 
 from __future__ import annotations

@@ -98,9 +98,9 @@ class Leader:
                 await woken.wait(wait_s)
 
     async def _ask(self) -> None:
-        """Take the lease if it is free. A cancelled call still waits for the response. If it
-        didn't, this process might take a lease without recording it, and never release the lease,
-        so that other processes would have to wait until the lease expires.
+        """Take the lease if it is free. A cancelled call still waits for the response. Without this
+        wait, this process might take a lease without recording it, and never release the lease, so
+        that other processes would have to wait until the lease expires.
         """
         asking = asyncio.ensure_future(self._database.write(self._take))
         try:

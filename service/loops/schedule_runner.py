@@ -1,9 +1,9 @@
 """The loop that submits the jobs of schedules at their times.
 
-The loop sleeps until the earliest next time of all schedules. In each round, it looks at a limited
-number of schedules, and at one schedule of each owner before it looks at a second schedule of any
-owner. A job is stored in the transaction that advances its schedule, so that each time gets one job
-even if the service stops between two transactions.
+The loop sleeps until the earliest next time of all schedules. In each round, the loop looks at a
+limited number of schedules, and at one schedule of each owner before it looks at a second schedule
+of any owner. A job is stored in the transaction that advances its schedule, so that each time gets
+one job even if the service stops between two transactions.
 """
 
 from __future__ import annotations

@@ -105,8 +105,8 @@ class WithheldNodes:
         self._database = database
 
     async def release(self, hostname: str, *, actor: str = ANONYMOUS) -> views.ReleasedNode:
-        """Give a node new work although it had faults. Faults that its agent still reports don't
-        withhold it again unless they happen again. Raises NothingWithheld."""
+        """Give a node new work although it had faults. A fault that the agent still reports
+        withholds the node again only if it happens again. Raises NothingWithheld."""
 
         def work(session: Session) -> views.ReleasedNode:
             repository.lock_changes(session)

@@ -188,8 +188,8 @@ def limit_in(
 def of_users(
     session: Session, queues: Iterable[Queue], only: Sequence[str] | None = None
 ) -> dict[str, list[views.QueueUser]]:
-    """Return the users whose jobs wait or hold slots, keyed by queue. If `only` is given, return
-    only the users of these queues."""
+    """Return the users who have waiting jobs or jobs with slots, keyed by queue. If `only` is
+    given, return only the users of these queues."""
     rules = {queue.name: queue for queue in queues}
     waiting = {(row[0], row[1]): (row[2], row[3]) for row in repository.waiting(session, only)}
     held: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)

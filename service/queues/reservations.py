@@ -240,8 +240,9 @@ def _refuse_deadline(found: ReservationRules, spec: JobSpec, before: JobRow | No
 
 
 def refuse_leaving(session: Session, job: Any, queue: str, now: datetime) -> None:
-    """Raise ReservationUnfit if the reservation that a waiting job names is not for the job in this
-    queue. A reservation that has ended or was deleted does not matter. `job` is the job's row."""
+    """Raise ReservationUnfit if the reservation that a waiting job names does not admit the job in
+    this queue. A reservation that has ended or was deleted does not matter. `job` is the job's
+    row."""
     if job.reservation is None:
         return
     found = repository.get(session, job.reservation)

@@ -187,7 +187,7 @@ def record(
     problem: DomainError | None = None,
     job: JobRow | None = None,
 ) -> None:
-    """Store the outcome of a run. `problem` is the error that refused its job."""
+    """Store the outcome of a run. `problem` is the error with which its job was refused."""
     if problem is not None:
         message = problem.message
     repository.add_run(

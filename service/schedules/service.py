@@ -180,7 +180,7 @@ class Schedules:
     async def change(
         self, reference: str, wanted: ScheduleChangeRequest, caller: Caller
     ) -> views.JobSchedule:
-        """Change a schedule. Another expression or time zone applies to times after the change.
+        """Change a schedule. A new expression or time zone applies to times after the change.
         Raises the errors of `create`."""
         found = await self._database.read(lambda s: _found(s, reference, caller))
         spec = prepared = None
@@ -317,7 +317,7 @@ def _of_the_job() -> Iterator[None]:
 
 
 def _times(cron: str, time_zone: str, after: datetime) -> list[datetime]:
-    """Return the next times. Raises InvalidDocument if there are none."""
+    """Return the next times. Raises InvalidDocument if there are no next times."""
     try:
         found = list(islice(runs.cron_of(cron, time_zone).times_after(after), NUM_NEXT))
     except BadCron as error:

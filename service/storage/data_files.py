@@ -50,8 +50,8 @@ class DataFiles:
         self._clock = clock or database.clock
 
     async def upload(self, owner: str, name: str, content: bytes) -> DataFileRow:
-        """Store a file of JSON lines. Raises BadUpload if a line is no JSON object, QuotaExceeded,
-        and StorageUnavailable."""
+        """Store a file of JSON lines. Raises QuotaExceeded, StorageUnavailable, and BadUpload if a
+        line is not a JSON object."""
         num_lines = await asyncio.to_thread(count_examples, content)
         digest = await asyncio.to_thread(lambda: hashlib.sha256(content).hexdigest())
         now = self._clock()
@@ -175,7 +175,7 @@ def key_of(file_id: str) -> str:
 
 def count_examples(content: bytes) -> int:
     """Return the number of JSON objects in JSON lines. Raises BadUpload, which names the first line
-    that is no object."""
+    that is not a JSON object."""
     num = start = number = 0
     while start < len(content):
         number += 1

@@ -214,7 +214,8 @@ class LogStore:
         return self._job.log_bytes >= self._job.log_limit_bytes
 
     def _exceeds_limit(self, size: int) -> bool:
-        """Whether a line of this size exceeds the limit. The first such line adds an event."""
+        """Whether a line of this size exceeds the limit. An event is added for the first such
+        line."""
         job = self._job
         if job.log_bytes + size < job.log_limit_bytes:
             job.log_bytes += size

@@ -304,8 +304,8 @@ def _choose_detail(
     only the outline is needed to `in_blocks`.
 
     If the series has far more points than the response, a block or even a chunk falls into one or
-    two buckets, so that only its extremes are needed. A chunk is always read in full if only a
-    part of it is returned.
+    two buckets, so that only its extremes are needed. A chunk of which only a part is returned is
+    always read in full.
     """
     count = sum(chunk.count for chunk, _ in pieces)
     for chunk, end in pieces:

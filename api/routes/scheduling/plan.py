@@ -1,4 +1,4 @@
-"""/v1/plan: lists the ways to divide a job among its workers."""
+"""/v1/plan: lists the ways to parallelize a job across its workers."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ ThePlans = Annotated[
     ),
 )
 async def plan(request: Request, context: TheContext, plans: ThePlans, _: Caller) -> Response:
-    """Compute the memory and the expected step time of each way to divide a job, without submitting
-    the job.
+    """Compute the memory and the expected step time of each way to parallelize a job, without
+    submitting the job.
 
     The body is a job document. Additional optional fields provide information that the planner
     can't derive from the document.

@@ -42,8 +42,8 @@ Hostname = Annotated[str, Path(max_length=255)]
     responses=declare("invalid_parameter"),
 )
 async def cluster(request: Request, queries: TheQueries, user: Whose) -> Response:
-    """Show the cluster as the service last saw it. For each node, the response lists the node's
-    reservations that are active or begin within a week, and that `GET /v1/reservations` lists for
+    """Show the cluster as the service last saw it. For each node, the response lists its
+    reservations that are active or begin within a week, if `GET /v1/reservations` lists them for
     the caller."""
     return answer(request, await queries.cluster(user=user))
 

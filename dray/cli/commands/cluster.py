@@ -157,7 +157,7 @@ def _check_lines(check: NodeCheck | None, *, with_values: bool = False) -> list[
 
 
 def _autoscaling(state: AutoscalingState, now: datetime) -> str:
-    """Describe the request to Ray, with a warning if no node was added in time."""
+    """Describe the request to Ray's autoscaler, with a warning if no node was added in time."""
     if state.asked_at is None:
         return f"no nodes requested; the maximum is {state.max_nodes}"
     nodes = "1 more node" if state.num_nodes == 1 else f"{state.num_nodes} more nodes"

@@ -165,8 +165,8 @@ def _follow(
 def _check_keys(
     client: Client, answers: Mapping[str, Metrics], keys: Sequence[str], rank: int | None
 ) -> None:
-    """Raise BadParameter if no job has a series for one of the keys, unless the jobs have no series
-    at all."""
+    """Raise BadParameter for a key for which no job has a series, but not if the jobs have no
+    series at all."""
     found = {key for answer in answers.values() for key, _ in _series(answer)}
     if found.issuperset(keys):
         return

@@ -37,7 +37,7 @@ def plan(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the memory use and step time of each way to divide a job among its workers."""
+    """Show the memory use and step time of each way to parallelize a job across its workers."""
     from dray.cli.display.output import write_json
     from dray.documents import apply_settings, load_document
 

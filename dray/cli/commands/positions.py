@@ -1,4 +1,4 @@
-"""Commands that change jobs that wait in a queue, and the positions of these jobs."""
+"""Commands that change waiting jobs and their positions in the queue."""
 
 from __future__ import annotations
 

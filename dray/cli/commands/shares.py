@@ -24,7 +24,7 @@ def shares(
     """Compare the usage of queues and users to their shares.
 
     You see your own usage, or the usage of all users if you are an admin. The column UNTIL shows
-    when the standing would end if no jobs used slots from now on."""
+    when the value in the column STANDING would end if no jobs used slots from now on."""
     from dray.cli.display.output import warn, write_json
 
     with connect() as client:

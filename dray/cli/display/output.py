@@ -314,7 +314,8 @@ def summary(job: views.Job) -> str:
 
 
 def of_the_program(stack: str) -> str:
-    """Return the stack without dray's frames that called the user's program in the main thread."""
+    """Return the stack without the main thread's frames that belong to dray and called the user's
+    program."""
     lines = stack.splitlines()
     end = next((at for at, line in enumerate(lines) if at and _THREAD.match(line)), len(lines))
     cut = next((at for at in range(end) if _RUNNER.search(_path(lines[at]))), end)

@@ -83,7 +83,7 @@ def _check_elastic(spec: JobSpec, elastic: Elastic, alone: str) -> None:
 
 
 def _check_divided_script(spec: JobSpec, script: Script) -> None:
-    """Reject options that `train.prepare` does not support. `train.prepare` divides a script's
+    """Reject options that `train.prepare` does not support. `train.prepare` parallelizes a script's
     model only along the axes `data`, `shard` and `tensor`."""
     for axis in ("pipeline", "context"):
         if getattr(spec.parallel, axis) > 1:

@@ -108,8 +108,8 @@ class Aggregator(Document):
 
     @property
     def least_updates(self) -> int:
-        """The minimum number of updates that the method needs. For trimmed_mean, this is the number
-        of updates at which one value is discarded at each end."""
+        """The minimum number of updates that the method needs. For trimmed_mean, this is the
+        smallest number of updates for which at least one value is discarded at each end."""
         match self.name:
             case "krum":
                 return 2 * self.malicious + 3

@@ -78,7 +78,7 @@ def with_resources(roles: Roles) -> list[RoleRanks]:
 
 
 def serving_ranks(roles: Roles) -> frozenset[int]:
-    """Return the ranks whose exit the job does not wait for."""
+    """Return the ranks that the job does not wait for when it ends."""
     return frozenset(r for name in roles if serves(roles, name) for r in ranks_of(roles, name))
 
 

@@ -78,7 +78,7 @@ class Script(Document):
 
     @property
     def serving_ranks(self) -> frozenset[int]:
-        """Ranks whose exit the job does not wait for."""
+        """Ranks that the job does not wait for when it ends."""
         return roles_of.serving_ranks(self.roles)
 
     @property

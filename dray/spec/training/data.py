@@ -259,7 +259,7 @@ class Data(Document):
 
     @property
     def mixed(self) -> list[Data]:
-        """The data with each of its sources as the only one."""
+        """One `Data` object for each source, with only this source."""
         if self.sources is None:
             return [self]
         own: list[Data] = []

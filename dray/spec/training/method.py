@@ -15,7 +15,7 @@ Truncation = Literal["keep_start", "drop", "error"]
 
 class Sft(Document):
     """Supervised fine-tuning: the model learns to predict the tokens of examples. The loss of a
-    step is the mean over all tokens that count in the global batch of the step."""
+    step is the mean over all counted tokens in the step's global batch."""
 
     name: Literal["sft"] = "sft"
     """Selects this method."""

@@ -92,7 +92,7 @@ class Parallel(Document):
 
     @property
     def num_parts(self) -> int:
-        """Number of ranks among which one model is divided."""
+        """Number of ranks that together hold one replica of the model."""
         return self.shard * self.tensor * self.pipeline * self.context
 
     @property

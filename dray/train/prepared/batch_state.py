@@ -176,10 +176,9 @@ class BatchState:
         self._caught_up = None
 
     def _look_for_stale(self, parameter: Tensor, *, changes: int = 1) -> None:
-        """Detect whether the script uses a gradient that was computed before the batch, by adding
-        to it or by stepping without a backward pass. changes: the amount by which such a use
-        increases the gradient's version, which increases further if the script zeroes the gradient
-        first."""
+        """Detect whether the script adds to a gradient that was computed before the batch, or steps
+        with it without a backward pass. changes: the amount by which such a use increases the
+        gradient's version, which increases further if the script zeroes the gradient first."""
         before = self._stale.pop(id(parameter), None)
         gradient = parameter.grad
         if before is None:
@@ -390,7 +389,7 @@ def _version_of(gradient: Tensor) -> int:
 
 
 def has_groups_of(optimizer: Optimizer, state: Mapping[str, Any]) -> bool:
-    """Whether the optimizer's parameter groups have the same sizes as the state's."""
+    """Whether the optimizer's parameter groups have the same sizes as the groups in the state."""
     own = [len(group["params"]) for group in optimizer.param_groups]
     return own == [len(group["params"]) for group in state["param_groups"]]
 

@@ -138,7 +138,7 @@ def _tied(model: nn.Module) -> list[list[str]]:
 
 
 def _tie(model: nn.Module, tied: Sequence[Sequence[str]]) -> None:
-    """Tie parameters again that were a single parameter before torch divided each module
+    """Tie parameters again if they were a single parameter before torch divided each module
     separately. Raises ValueError if the parameters are divided in different ways."""
     for names in tied:
         first, *others = (model.get_parameter(name) for name in names)

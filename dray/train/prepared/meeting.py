@@ -47,9 +47,9 @@ class Meeting:
 
     @property
     def restarts_at(self) -> int | None:
-        """Number of operations before the batch that must start again because the group divides it
-        differently; None if no batch must start again, for example because a rank has completed the
-        batch's exchange."""
+        """If a batch must start again because the group divides it differently, the number of
+        operations before this batch; None if no batch must start again, for example because a rank
+        has completed the batch's exchange."""
         if not any(each.is_moved for each in self._standings):
             return None
         newest = (each for each in self._standings if each.ops == self.newest)

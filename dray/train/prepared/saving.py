@@ -161,7 +161,7 @@ def load(group: Group) -> Mapping[str, Any] | None:
 
 def read_whole(folder: Path, step: int) -> dict[str, Any]:
     """Return the state that rank 0 has saved to a folder, mapped from its file. Raises ValueError
-    for the files of a script."""
+    if a script has saved the files with `save_checkpoint`."""
     path = folder / FILE
     if not path.is_file():
         raise ValueError(

@@ -8,9 +8,9 @@ of the operations that the other ranks have completed since the batch began. The
 computes its own gradients of the batch, uses these results in place of its first exchanges, and
 meets the other ranks in the next operation. In this operation, the ranks compare digests of their
 weights and optimizer states before they exchange anything. From then on, each exchange contains a
-sample of the weights, and the ranks compare digests again at the end, because the weights of a
-program that depends on something that was not handed over can begin to differ much later. If the
-weights differ, the group ends, and the job resumes from its checkpoint.
+sample of the weights, and the ranks compare digests again at the end, because the weights can begin
+to differ much later if the program depends on something that was not handed over. If the weights
+differ, the group ends, and the job resumes from its checkpoint.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Read examples from JSON lines, CSV and Parquet files, as the same records from each format."""
+"""Read examples from JSON lines, CSV and Parquet files, as records that do not depend on the
+format."""
 
 from __future__ import annotations
 

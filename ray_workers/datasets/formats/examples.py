@@ -50,7 +50,7 @@ class Encoder(Protocol):
 
 class TokenArray:
     """Arrays with the tokens of several sources, one after another. An index must be within one of
-    them."""
+    these arrays."""
 
     def __init__(self, parts: Sequence[npt.NDArray[Any]]) -> None:
         self.parts = parts

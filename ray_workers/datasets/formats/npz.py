@@ -298,8 +298,8 @@ def _write_classes(shop: Workshop, target: Array, name: str, name_of_file: str) 
 
 
 def _different(target: Array) -> Array:
-    """Return the distinct values in order. If there are more than the maximum number of classes,
-    some values may be missing."""
+    """Return the distinct values in order. If there are more classes than the maximum, some values
+    may be missing."""
     found: Array = target[:0]
     for _, block in _blocks(target):
         found = np.union1d(found, block)

@@ -25,7 +25,7 @@ NAMES = ("train.jsonl", "validation.jsonl")
 
 
 class UploadOrigin:
-    """An uploaded file; or two of them, as a folder whose files are named like the splits."""
+    """An uploaded file, or two uploaded files that form a folder and are named like the splits."""
 
     def __init__(self, url: str, policy: DataPolicy) -> None:
         self._location = url

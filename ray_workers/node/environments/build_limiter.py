@@ -1,8 +1,8 @@
 """Limits concurrent builds on a node, in total and by user, and records which builds are still
 wanted.
 
-A build runs as long as a job needs it. A build is charged to one of the users who request it. Each
-user can run only a few builds at a time, so that users don't delay each other's builds."""
+A build runs only as long as a job needs it. A build is charged to one of the users who request it.
+Each user can run only a few builds at a time, so that users don't delay each other's builds."""
 
 from __future__ import annotations
 

@@ -98,8 +98,8 @@ class SelfTests:
         """Return the state of a test, and start it if it is new. A test with another id is ended.
 
         num_held: the number of GPUs of this node that the service has given to jobs. If jobs have
-        processes on fewer GPUs than that, a job is about to use one of the other GPUs, and the test
-        waits.
+        processes on fewer than `num_held` GPUs, a job is about to use one of the other GPUs, and
+        the test waits.
         """
         if self._task is not None and check_id != self._id:
             await self.stop()
@@ -140,8 +140,8 @@ class SelfTests:
         return await self._test_gpus(gpus, jobs)
 
     def _jobs_on(self, gpus: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-        """Return the job on each GPU that is in use, keyed by UUID. A part of a divided GPU counts
-        under its own UUID, because Ray counts it as a GPU."""
+        """Return the job on each GPU that is in use, keyed by UUID. A part of a divided GPU (a MIG
+        instance) counts under its own UUID, because Ray counts it as a GPU."""
         found: dict[str, str] = {}
         for record in self._records():
             if not record.job_id or not record.is_of_this_boot:

@@ -162,8 +162,8 @@ def lora_config(adapter: spec.Lora, base: str | None, *, scores: bool = False) -
 
 @contextmanager
 def adapters_off(lm: nn.Module) -> Iterator[None]:
-    """Context manager in which the outputs are the base's outputs. peft's own function would also
-    change which parameters are trained."""
+    """Context manager in which the model returns the outputs of its base. peft's own function would
+    also change which parameters are trained."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [module for module in lm.modules() if isinstance(module, BaseTunerLayer)]
@@ -198,7 +198,7 @@ def is_transposed(layer: nn.Module) -> bool:
 
 def renaming(lm: Any, location: str) -> Callable[[str], str]:
     """Return a function that maps a tensor's name in a weights file to the parameter's name in the
-    model. Raises DataError if the files divide the weights into other tensors than the model
+    model. Raises DataError if the files split the weights into different tensors than the model
     does."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming, rename_source_key

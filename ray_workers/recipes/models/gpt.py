@@ -84,9 +84,9 @@ class Gpt(nn.Module):
             cast(Block, block).attention.context = context
 
     def divide_matrices(self, mesh: DeviceMesh) -> None:
-        """Divide the matrices as in Megatron (Shoeybi et al. 2019, arXiv:1909.08053). Along the
-        sequence, divide the work of the layers that are between the matrices (sequence parallelism,
-        Korthikanti et al. 2022, arXiv:2205.05198)."""
+        """Shard the matrices as in Megatron (Shoeybi et al. 2019, arXiv:1909.08053). Parallelize
+        the layers between the matrices along the sequence (sequence parallelism, Korthikanti et al.
+        2022, arXiv:2205.05198)."""
         self.num_sequence_parts = mesh.size()
         sharded, replicated = Shard(1), Replicate()
         plan: dict[str, ParallelStyle] = {}

@@ -24,7 +24,7 @@ from ray_workers.training.data.sampler import derive_seed
 
 
 class _PairModel(PretrainedModel):
-    """Base class. Of all dropout, only the one of adapters is used, as in TRL."""
+    """Base class. Only the dropout of the adapters is used, as in TRL."""
 
     def train(self, mode: bool = True) -> Any:
         super().train(mode)

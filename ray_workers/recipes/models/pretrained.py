@@ -126,7 +126,7 @@ class PretrainedModel(nn.Module):
         self._draw_rest(seed)
 
     def _magnitude_of(self, name: str) -> Tensor | None:
-        """Return the lengths that DoRA trains for the weight of a layer."""
+        """Return the magnitude vector that DoRA trains for the weight of a layer."""
         layer, is_target, _ = name.rpartition(".base_layer.weight")
         vectors: Any = self.lm.get_submodule(layer).lora_magnitude_vector if is_target else {}
         return cast(Tensor, vectors["default"].weight) if vectors else None

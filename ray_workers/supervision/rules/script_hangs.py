@@ -147,8 +147,8 @@ def blame(look: ScriptLook, signs: Signs, stacks: Mapping[int, str]) -> Hang:
 
     The culprits are the ranks that, according to torch's flight recorder, have not joined a
     collective. If there are no such ranks, the culprits are the ranks whose stacks show no
-    collective although stacks of other ranks show one, or show a different collective from the one
-    in most stacks. If the stacks show no such difference, the culprits are the ranks that have
+    collective although the stacks of other ranks do, or whose stacks show a different collective
+    than most stacks. If the stacks show no such difference, the culprits are the ranks that have
     completed fewer steps. If no rank differs from the other ranks, the hang has no culprits.
     """
     collectives = {

@@ -17,9 +17,9 @@ def is_responding(worker: RankObservation | None, limit_s: float, *, is_idle: bo
     """Whether a worker without a rank can get one. A worker that waits for a rank writes to its
     heartbeat page at least once per `limit_s` seconds unless it is suspended or hangs.
 
-    worker: None if the worker's node did not report it. is_idle: whether the worker had a rank, and
-    does not complete a replica any longer. It might still be leaving its last round; all other
-    workers must wait for a rank.
+    worker: None if the worker's node did not report it. is_idle: whether the worker had a rank but
+    no longer belongs to a complete replica. An idle worker might still be leaving its last round.
+    All other workers must be waiting for a rank.
     """
     if worker is None or worker.state in ("", "T", "t"):
         return False
@@ -30,8 +30,7 @@ def is_responding(worker: RankObservation | None, limit_s: float, *, is_idle: bo
 def responding(
     observations: Iterable[RankObservation], limit_s: float, idle: Collection[int]
 ) -> set[int]:
-    """Return the indices of the workers without a rank that can get one, out of workers that wait
-    and of idle workers."""
+    """Return the indices of the waiting and idle workers that have no rank and can get one."""
     return {
         one.rank for one in observations if is_responding(one, limit_s, is_idle=one.rank in idle)
     }

@@ -180,9 +180,9 @@ def stored_tensors(index: Mapping[str, Any], files: Mapping[str, StoredFile]) ->
 def _are_whole(pieces: Sequence[StoredPiece], shape: Sequence[int]) -> bool:
     """Return whether every element of a tensor is in exactly one piece.
 
-    The number of pieces that contain an element is the sum of the signs of all corners of pieces
-    that are not behind the element. Therefore, pieces that contain the same elements have the same
-    sums of signs at all corners.
+    The number of pieces that contain an element is the sum of the signs of all piece corners that
+    are not behind this element. Therefore, pieces that contain the same elements have the same sums
+    of signs at all corners.
     """
     whole = StoredPiece(torch.empty, 0, [0] * len(shape), shape)
     if any(len(one.offsets) != len(shape) or len(one.shape) != len(shape) for one in pieces):

@@ -1,4 +1,4 @@
-"""Values of a script's state that have no form in JSON, such as sets, bytes and numpy arrays.
+"""Values of a script's state that JSON can't represent, such as sets, bytes and numpy arrays.
 
 Each such value is stored as the name of its type and plain content, and is read without executing
 code. Values of other types are refused when they are saved. Only checkpoints of the first versions

@@ -1,9 +1,9 @@
 """Decides when a checkpoint is saved during training, and measures the cost of each save.
 
-If the state is divided, all ranks must save at the same step, but only rank 0 has measured when a
-save is due. Therefore the ranks exchange their measurements in steps that all ranks know: about
-once per `EXCHANGE_S` seconds, and at each save. The interval is based on the highest costs of all
-ranks.
+If the state is divided, all ranks must save at the same step, but only rank 0 has the measurements
+that determine when a save is due. Therefore the ranks exchange their measurements in steps that all
+ranks know: about once per `EXCHANGE_S` seconds, and at each save. The interval is based on the
+highest costs of all ranks.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class CheckpointTriggers:
         return cls(manager, CheckpointInterval(task.worker_mtbf_s) if auto else None)
 
     def join(self, group: SaveGroup, device: torch.device) -> None:
-        """Save together with the other ranks of a group. device: for collective operations."""
+        """Save together with the other ranks of a group. device: the device for collective
+        operations."""
         self._manager.group, self._device = group, device
 
     def starts_at(self, step: int, world_size: int) -> None:
@@ -120,8 +121,8 @@ class CheckpointTriggers:
             self._interval.saved_at(about.step)
 
     def settle(self, step: int) -> None:
-        """Wait for the previous save before saving this step, and report how long it stalled
-        training."""
+        """Wait for the previous save before saving this step, and report how long the previous save
+        stalled training."""
         if self._meter.is_open:
             began = time.perf_counter()
             self._manager.wait_for(step)

@@ -94,7 +94,7 @@ class SiloClient:
         return cls(document, silo, workload, page, connection)
 
     def next_round(self) -> GivenRound:
-        """Wait for the silo's next round, and load its weights into the model."""
+        """Wait for the silo's next round, and load the round's weights into the model."""
         self._page.enter(RankPhase.DATA, TimeCategory.DATA_WAIT)
         header, payload = self._connection.receive()
         vectors, size = payload.view(torch.float32), self._flat.num_elements

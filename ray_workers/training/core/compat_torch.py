@@ -49,8 +49,8 @@ def groups() -> Iterator[dist.ProcessGroup]:
 
 
 def store_of_group() -> Store:
-    """Return the store through which the ranks of the default group met. Public functions accept a
-    store, but don't return one."""
+    """Return the store that the ranks of the default group used for their rendezvous. Public
+    functions accept a store, but don't return one."""
     store: Store = distributed_c10d._get_default_store()
     return store
 
@@ -151,7 +151,7 @@ def name_of(operation: Any) -> str | None:
 
 
 def tensor_without_values(kind: type[T], shape: Sequence[int], dtype: torch.dtype) -> T:
-    """Return a tensor of a subclass that has no memory, and implements `__torch_dispatch__`. The
+    """Return a tensor without memory, of a subclass that implements `__torch_dispatch__`. The
     public constructors allocate memory."""
     made: T = torch.Tensor._make_wrapper_subclass(kind, shape, dtype=dtype)
     return made

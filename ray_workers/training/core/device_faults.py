@@ -51,7 +51,8 @@ def has_fault(error: BaseException) -> bool:
 
 
 def _code(error: BaseException) -> int | None:
-    """Return the code of an error after which the process can't use its GPU; None for others."""
+    """Return the code of an error after which the process can't use its GPU; None for other
+    errors."""
     code, text = getattr(error, "error_code", None), str(error)
     if isinstance(code, int) and text.startswith(_PREFIXES):
         return code if code in _TEXTS else None
@@ -66,9 +67,9 @@ def as_lost(error: BaseException, *, has_undefined_results: bool = False) -> Bas
     """Return a DeviceLostError if the process must be replaced because of this error; otherwise,
     the error itself.
 
-    A failed assertion is an error of the program, which would fail again, unless the assertion's
-    operands might be the results of an aborted operation. has_undefined_results: whether the
-    operands might be such results.
+    A failed assertion is an error of the program, which would fail again. This does not apply if
+    the assertion's operands might be the results of an aborted operation. has_undefined_results:
+    whether the operands might be such results.
     """
     for each in chain_of(error):
         code = _code(each)

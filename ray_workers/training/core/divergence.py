@@ -23,9 +23,9 @@ class Divergence:
     """Monitors the steps of one rank.
 
     The loss and the gradient norm are the same on all ranks, so all of them raise the error at the
-    same step. With local steps, the values differ, and the first rank that raises the error ends
-    the attempt. Reading the values costs no additional time, because the reporter also reads them.
-    On a GPU, the values come from the previous step.
+    same step. With local steps, the values differ between ranks, and the first rank that raises the
+    error ends the attempt. Reading the values costs no additional time, because the reporter also
+    reads them. On a GPU, the values come from the previous step.
     """
 
     def __init__(self, rule: OnDivergence, *, is_scaled: bool) -> None:

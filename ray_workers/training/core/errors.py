@@ -82,7 +82,7 @@ class UnendingOperationError(Exception):
 
 
 class KeeperLostError(PartsLostError):
-    """A rank's share of the state is in the memory of no remaining rank."""
+    """A rank's share of the state is lost, because no remaining rank has it in memory."""
 
     def __init__(self) -> None:
         Exception.__init__(
@@ -126,8 +126,8 @@ _LOSSES = (
 
 
 def cause_of(error: BaseException) -> Cause:
-    """Return the cause of an attempt that ended with this error: INFRASTRUCTURE if a disk or a
-    store failed, WORKER_LOST if the error is only a consequence of a peer's death.
+    """Return the failure cause of an attempt that ended with this error: INFRASTRUCTURE if a disk
+    or a store failed, WORKER_LOST if the error is only a consequence of a peer's death.
 
     The cause also depends on the error from which the given error was raised and, for an exception
     group, on the group's first exception."""

@@ -1,6 +1,6 @@
-"""The progress of ranks. In a broken group, the ranks compare their progress to find the furthest
-rank. If ranks have no group, the first rank records the completion of the job in the attempt's
-store."""
+"""The progress of ranks. In a broken group, the ranks compare their progress to find the rank with
+the most progress. If ranks have no group, the first rank records the completion of the job in the
+attempt's store."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Measures how a script uses its time, based on its calls to `dray.train`.
 
-The time before the first report of a step counts as unreported. Later time counts as recomputed up
-to the last step that an earlier attempt reported, and as useful after that step. While a script
-saves or loads files in its main thread, the time counts as checkpointing. Saving or loading in
-another thread doesn't affect the category, because training continues.
+The time before the first report of a step counts as unreported. Later time counts as recomputed
+time up to the last step that an earlier attempt reported, and as useful time after that step. While
+a script saves or loads files in its main thread, the time counts as checkpointing. Saving or
+loading in another thread doesn't affect the category, because training continues.
 """
 
 from __future__ import annotations

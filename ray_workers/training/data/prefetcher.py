@@ -189,8 +189,8 @@ class Prefetcher:
         return Feeding(batches[0].num_global, shares)
 
     def _read_ahead(self, pool: Executor, ahead: int) -> None:
-        """Ensure that `ahead` pieces, or all remaining pieces if there are fewer, are read or being
-        read."""
+        """Ensure that `ahead` pieces, or all remaining pieces if there are fewer, have been read or
+        are being read."""
         while len(self._reading) < ahead:
             at = next(self._plan, None)
             if at is None:

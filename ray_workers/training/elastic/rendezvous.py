@@ -316,8 +316,8 @@ class RendezvousHandler:
             raise error from None
 
     def _take_assignment(self, limit_s: float) -> None:
-        """Wait for the next assignment. The page shows that the process is not hanging, because it
-        can remain without a rank for a long time."""
+        """Wait for the next assignment. The process can remain without a rank for a long time, and
+        the page shows that it is not hanging."""
         known = max(self.assignment.generation, 0)
 
         def is_announced() -> bool:

@@ -1,9 +1,9 @@
 """Transfers the state of a replica to ranks that do not have it.
 
 After a failure, the ranks of a group can differ by one step, because an all-reduce may have
-completed on only some of them. A replacement has no state at all. The state of the furthest rank is
-correct, because replicas that have completed the same step are bitwise identical; the other ranks
-receive this state.
+completed on only some of them. A replacement has no state at all. The state of the rank with the
+most progress is correct, because replicas that have completed the same step are bitwise identical;
+the other ranks receive this state.
 """
 
 from __future__ import annotations

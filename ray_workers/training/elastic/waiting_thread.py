@@ -3,8 +3,8 @@
 If a connection breaks while a message is being transferred, gloo does not wake the thread that
 waits for this message: `Pair::signalException` notifies only operations that have not begun (torch
 2.13). Most operations with messages above a few MB can therefore wait forever after the death of a
-peer: in a test with two ranks, a broadcast of 64 MB in 19 of 20 cases. A thread that waits in C++
-can't be woken, so another thread must continue its work or end the process.
+peer: in a test with two ranks, a broadcast of 64 MB did so in 19 of 20 cases. A thread that waits
+in C++ can't be woken, so another thread must continue its work or end the process.
 """
 
 from __future__ import annotations

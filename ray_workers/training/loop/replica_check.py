@@ -54,7 +54,7 @@ class ReplicaCheck:
 
     def regrouped_at(self, step: int, rank: int, is_compared: bool) -> None:
         """Count the steps from `step`, after which a new group has formed. is_compared: whether the
-        group has compared copies of its state, which were equal."""
+        group has compared copies of its state, and found them equal."""
         self._seen = self._compared = step
         if self._every is not None and is_compared:
             self._agreed(step, rank)

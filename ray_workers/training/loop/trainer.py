@@ -187,7 +187,7 @@ class Trainer:
             yield self._last_of(self.progress.step + 1)
 
     def _last_of(self, first: int) -> int:
-        """Return the last step of the batch that begins with the given step. Both are the same step
+        """Return the last step of the batch that begins with the given step. It is the same step
         unless the document specifies a range of batch sizes."""
         num_steps = self.state.batch_size // self.options.samples_per_step
         return self.calendar.last_of(first, num_steps)
@@ -216,7 +216,8 @@ class Trainer:
             yield batch._replace(feed=Feeding(batch.feed.num_global, shares))
 
     def forward_backward(self, step: int, batch: Batch) -> Tensor:
-        """Compute the gradient of the global batch, equal on all ranks; return `take_loss()`."""
+        """Compute the gradient of the global batch, which is equal on all ranks, and return the
+        result of `take_loss()`."""
         strategy = self.strategy
 
         def seed_share(number: int) -> None:
@@ -267,7 +268,8 @@ class Trainer:
         lr: float | None = None,
     ) -> None:
         """Record the metrics of the step, to be written in the next steps. num_steps: steps since
-        the last report, if ranks run concurrently. lr: the rate, unless the schedule has it."""
+        the last report, if ranks run concurrently. lr: the learning rate; by default, the rate of
+        the schedule."""
         loss, measured = self.strategy.gradients.divided(loss)
         has_batch_size = self.rank == 0 and self.options.batch_range is not None
         self.reporter.step_done(

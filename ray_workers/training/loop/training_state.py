@@ -193,9 +193,10 @@ class TrainingState:
         unreported: list[UnreportedStep],
         found_different: Callable[[int, bool], None],
     ) -> int:
-        """Bring all ranks to the state of the furthest rank or, if a part of it is lost, back to
-        the newest state in the ranks' memory. Return the progress, which is NOTHING if no rank has
-        a state. A collective operation. Raises PartsLostError if a part of the state is lost.
+        """Bring all ranks to the state of the rank with the most progress or, if a part of this
+        state is lost, back to the newest state in the ranks' memory. Return the progress, which is
+        NOTHING if no rank has a state. A collective operation. Raises PartsLostError if a part of
+        the state is lost.
 
         found_different: is called on every rank if copies that should be equal differ, with the
             step, and with whether this rank has just received its state.

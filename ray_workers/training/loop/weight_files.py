@@ -113,7 +113,7 @@ class Plan:
     ) -> Self:
         """Plan with the other ranks. A collective. pieces: the pieces that this rank has. whole:
         the shapes of all tensors, in the order of the model. Raises ValueError if the pieces of the
-        ranks are not the whole model."""
+        ranks do not make up the whole model."""
         own = {
             name: WeightBlock.of(piece, piece.tensor)
             for name, piece in pieces.items()

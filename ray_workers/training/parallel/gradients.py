@@ -1,5 +1,4 @@
-"""A rank's copy of the model, and the computation of the gradient, which is the same on all
-ranks."""
+"""A rank's copy of the model, and the computation of a gradient that is the same on all ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ class Objective(nn.Module):
     The slot is a parameter that is always 1 and does not belong to an optimizer. The objective is
     `loss * slot`. Therefore, the gradient of the model's parameters is the gradient of the loss,
     and the slot's gradient is the loss itself, so the all-reduce of the gradients also sums the
-    loss. On CPU, a separate all-reduce for the loss would take a tenth of the time of a small step.
+    loss. On CPU, a separate all-reduce for the loss would take a tenth as long as a small step.
 
     If the step has additional metrics, the slot has one more element for each of them. The metrics
     are detached, so that they don't change the gradient of the model's parameters.
@@ -200,10 +199,10 @@ class GradientEngine:
         torch.autograd.backward(loss, next(roots))
 
     def take_loss(self) -> Tensor:
-        """Return the sum over all ranks of `weight` times the losses, as a scalar, or as the first
-        element of a vector if the step has additional metrics, which are the other elements. Can be
-        called once after `backward`. The result might share memory with DDP's bucket, so read or
-        copy it before the next pass overwrites it.
+        """Return the sum over all ranks of `weight` times the losses: a scalar or, if the step has
+        additional metrics, a vector of this sum and the metrics. Can be called once after
+        `backward`. The result might share memory with DDP's bucket, so read or copy it before the
+        next pass overwrites it.
         """
         carried = self._objective.slot.grad
         assert carried is not None

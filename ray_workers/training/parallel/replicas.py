@@ -116,9 +116,9 @@ def judge(
     rank: in `checksums`, the rank's checksum, and in `holders`, a value that is equal on the ranks
     whose parts are compared.
 
-    The ranks that differ are determined by the first part in which ranks differ, and the culprits
-    by the first part in which ranks differ from a majority. A fault in this part might have spread
-    to the later parts of other ranks. Pure.
+    The first part in which ranks differ determines the ranks that differ. The first part in which
+    ranks differ from a majority determines the ranks at fault. A fault in this part might have
+    spread to the later parts of other ranks. Pure.
     """
     differing: set[int] = set()
     culprits: set[int] = set()

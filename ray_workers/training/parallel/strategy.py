@@ -102,8 +102,8 @@ class Update(Protocol):
         """The model to evaluate and store."""
 
     def loss_scale(self) -> Tensor | None:
-        """Return the factor by which the loss is multiplied before the backward pass; None for
-        1."""
+        """Return the factor by which the loss is multiplied before the backward pass; None if the
+        factor is 1."""
 
     def step(self, lr: float) -> Tensor:
         """Perform an optimizer step, and return the gradient norm before clipping."""
@@ -113,8 +113,8 @@ class Strategy(ReplicaGroup, ABC):
     """Owns the model, its gradient engine (`gradients`) and the optimizer step (`update`).
 
     For each group that the rank joins, the loop calls `join_group`, `sync_progress`, `load` if
-    necessary, and `prepare`. These methods, `after_step`, `consolidate`, `judging` and `predict`
-    are collectives. When the group breaks, the loop calls `leave_group`.
+    necessary, and `prepare`. These methods, and `after_step`, `consolidate`, `judging` and
+    `predict`, are collectives. When the group breaks, the loop calls `leave_group`.
 
     Subclasses override methods as needed, and call the methods of the base class.
     """

@@ -1,8 +1,8 @@
 """Checkpoints of a prepared script whose model is divided, saved and loaded like the checkpoints of
 recipes: each rank writes its part of the state.
 
-All divided tensors of a script's state are DTensors. Rank 0 writes all other values, because ranks
-can have different values there, such as running means.
+All divided tensors of a script's state are DTensors. Rank 0 writes all other values, such as
+running means, because they can differ between ranks.
 """
 
 from __future__ import annotations

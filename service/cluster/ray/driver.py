@@ -1,5 +1,5 @@
-"""Implements the port's methods with a Ray driver in this process, the gateway, which is a child of
-the service because a Ray driver exits when Ray's GCS is lost.
+"""Implements the port's methods with a Ray driver in this process. This process is the gateway, a
+child of the service, because a Ray driver exits when Ray's GCS is lost.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ class Prestarter:
         self._used_at = time.monotonic()
 
     def awaits_news(self, asked_at: float) -> bool:
-        """Whether a new count is needed: more than `CALM_S` seconds have passed since the last
-        launch, and the latest count was requested (at `asked_at`) before this time had passed."""
+        """Whether a new count is needed: the last launch was more than `CALM_S` seconds ago, and
+        the latest count was requested (at `asked_at`) before these seconds had passed."""
         return asked_at < self._used_at + CALM_S < time.monotonic()
 
     def keep_warm(self, node_id: str, count: Count) -> None:

@@ -82,8 +82,8 @@ class Supervisors:
         return _create(spec, shared) if idle is None else _begin(spec, idle.actor)
 
     def find(self, job_id: str, attempt: int) -> Any:
-        """Return the supervisor in which the attempt was launched. Raises ValueError if it does not
-        exist. Blocking."""
+        """Return the supervisor in which the attempt was launched. Raises ValueError if the
+        supervisor does not exist. Blocking."""
         try:
             return ray.get_actor(supervisor_name(job_id, attempt))
         except ValueError:

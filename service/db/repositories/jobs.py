@@ -252,7 +252,7 @@ def starting_from(session: Session, job_id: str) -> list[str]:
 
 
 def needed(session: Session, job_ids: Sequence[str]) -> set[str]:
-    """Return the given jobs from whose checkpoints unfinished jobs start."""
+    """Return which of the given jobs have checkpoints from which unfinished jobs start."""
     query = select(JobRow.init_from_job).where(
         JobRow.init_from_job.in_(job_ids), JobRow.finished_at.is_(None), JobRow.deleted_at.is_(None)
     )

@@ -76,7 +76,7 @@ def _adapter(spec: JobSpec) -> str | None:
 
 
 def _last_layer(spec: JobSpec) -> str | None:
-    """Return the method of fine-tuning if its model has another last layer than the base."""
+    """Return the fine-tuning method if its model has a different last layer from the base."""
     if spec.method is None:
         return None
     return spec.method.name if isinstance(spec.method, Reward) else "sft or dpo"

@@ -16,8 +16,8 @@ MAX_DIFFERENCES = 5_000
 
 def differences(documents: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return the fields in which the documents differ: for each JSON pointer, the value in each
-    document, or None if the document doesn't have the field. Names are left out, and so are labels,
-    because they group jobs."""
+    document, or None if the document doesn't have the field. Names are left out. Labels are left
+    out too, because they group jobs."""
     found: dict[str, list[Any]] = {}
     for field in dict.fromkeys(field for document in documents for field in document):
         if field != "labels":

@@ -101,7 +101,7 @@ def stored(value: Any) -> StoredValue:
 
 
 def searchable(document: Mapping[str, Any]) -> dict[str, StoredValue]:
-    """Return the values of a document that can be searched."""
+    """Return the searchable values of a document."""
     return differing(document, {})
 
 

@@ -168,8 +168,8 @@ class EnvironmentGate(Stage):
         return held
 
     async def _note(self, job_id: str, attempt: int, readiness: Readiness, reason: str) -> None:
-        """Fail the job if the preparation on a node failed. Otherwise, if the preparation takes a
-        long time, add an event once."""
+        """Fail the job if the preparation on a node failed. If the preparation has not failed but
+        takes a long time, add an event once."""
         failure = readiness.failure
         if failure is not None:
             await self._database.write(

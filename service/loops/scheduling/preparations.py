@@ -189,7 +189,8 @@ class Preparations:
     def check(
         self, job_id: str, needs: NodeNeeds, node_ids: Sequence[str], names: Mapping[str, str]
     ) -> Readiness:
-        """Return whether these nodes are ready for a job. Start asking nodes with no known answer.
+        """Return whether these nodes are ready for a job. Start to ask the nodes whose response is
+        unknown.
 
         `names` contains the hostname of each node.
         """

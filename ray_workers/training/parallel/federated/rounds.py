@@ -105,7 +105,7 @@ class Rounds:
 
     def chosen_of(self, eligible: Sequence[int], number: int, again: int) -> list[int]:
         """Choose the clients of a round from the `eligible` clients. `again` counts the repetitions
-        of the round. A repetition uses different clients if there are any."""
+        of the round. A repeated round uses different clients, if there are any."""
         count = min(self._options.clients_per_round, len(eligible))
         generator = self._generator(f"chosen again {again}", number)
         drawn = generator.choice(len(eligible), count, replace=False)

@@ -64,7 +64,8 @@ class OptimizerStep:
         return self._model if self._average is None else self._average.module
 
     def loss_scale(self) -> Tensor | None:
-        """Return the factor by which the loss is multiplied in the backward pass; None for 1."""
+        """Return the factor by which the loss is multiplied in the backward pass; None if the
+        factor is 1."""
         return None if self._scaler is None else self._scaler.scale(self._one)
 
     def step(self, lr: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""SQL with which the scheduler reads and changes jobs that wait or hold slots."""
+"""SQL with which the scheduler reads and changes waiting jobs and jobs that hold slots."""
 
 from __future__ import annotations
 

@@ -195,8 +195,8 @@ def by_unit(units: Collection[str]) -> Iterator[ColumnElement[bool]]:
 
 
 def first_needed(session: Session, array_id: str) -> str | None:
-    """Return a job of the array from whose checkpoint an unfinished job starts; None if there is no
-    such job."""
+    """Return a job of the array that has a checkpoint from which an unfinished job starts; None if
+    there is no such job."""
     ids = select(JobRow.id).where(JobRow.array_id == array_id)
     query = select(JobRow.init_from_job).where(
         JobRow.init_from_job.in_(ids), JobRow.finished_at.is_(None), JobRow.deleted_at.is_(None)

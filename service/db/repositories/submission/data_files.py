@@ -61,7 +61,8 @@ def jobs_with(session: Session, file_id: str, limit: int) -> list[str]:
 
 
 def left(session: Session, before: datetime, limit: int) -> Sequence[str]:
-    """Return files that were neither stored nor completely deleted before that time."""
+    """Return files that were last changed before that time, and are either not stored or not
+    completely deleted."""
     query = select(DataFileRow.id).where(
         DataFileRow.state != STORED, DataFileRow.changed_at < before
     )

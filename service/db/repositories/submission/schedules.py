@@ -88,7 +88,7 @@ def active(session: Session, after: str, limit: int) -> Sequence[Row[Any]]:
 
 
 def wake_at(session: Session, schedule_id: str, seen: datetime, at: datetime) -> None:
-    """Replace the time at which the service next looks at a schedule, if this time is still
+    """Replace the time at which the service next looks at a schedule, if this time still equals
     `seen`."""
     session.execute(
         update(ScheduleRow)

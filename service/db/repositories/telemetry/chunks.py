@@ -204,8 +204,8 @@ def refused_log_chunks(session: Session, job_id: str) -> list[LogChunkRow]:
 
 
 def dropped_log_bytes(session: Session, job_id: str) -> dict[int, int]:
-    """Return the number of bytes of each rank that were dropped because neither the storage nor the
-    database had space."""
+    """Return the number of bytes that were dropped from each rank's logs because neither the
+    storage nor the database had space."""
     row = LogChunkRow
     query = select(row.rank, func.sum(row.dropped_bytes)).where(
         row.job_id == job_id, row.dropped_bytes.is_not(None)

@@ -25,7 +25,7 @@ def put(session: Session, row: TextSamplesRow) -> None:
 def of_job(
     session: Session, job_id: str, *, step: int | None, after_step: int, limit: int
 ) -> list[TextSamplesRow]:
-    """Return the texts after a step, or only of `step`, sorted by step."""
+    """Return the texts after a step, or only the texts of `step`, sorted by step."""
     query = select(TextSamplesRow).where(
         TextSamplesRow.job_id == job_id, TextSamplesRow.step > after_step
     )

@@ -97,7 +97,7 @@ class JobClasses:
 
     def never(self, failed: Collection[str]) -> dict[str, str]:
         """Return the waiting jobs that depend on the success of a job or array in `failed`, each
-        with this job or array."""
+        with the job or array on which it depends."""
         return {
             job.job_id: one.id
             for job in self._jobs.values()

@@ -1,9 +1,10 @@
 """Counts how many workers of each kind fit in the free resources of the nodes.
 
-Room is counted per group of equivalent nodes (`stock`). The amount set aside for waiting jobs is
-the same on all nodes that are equal when empty, so it is stored once for all of them. If no worker
-fits even on an empty node after this amount is subtracted, the free resources are not checked. Room
-is counted per domain (`placement`) only when a gang is placed or must be within one domain.
+Capacity is counted per group of equivalent nodes (`stock`). The amount set aside for waiting jobs
+is the same on all nodes that are equal when empty, so it is stored once for all of them. If no
+worker fits even on an empty node after this amount is subtracted, the free resources are not
+checked. Capacity is counted per domain (`placement`) only when a gang is placed or must be within
+one domain.
 """
 
 from __future__ import annotations

@@ -78,8 +78,8 @@ def parts_on(node_id: str, holders: Sequence[Holder]) -> list[Fractions]:
 
 
 def asked_to_leave(parts: Parts, job_id: str, number: int) -> list[Fractions]:
-    """Return the fractions on a node after `number` workers of a job are asked to leave. A
-    negative `number` withdraws the request for that many workers."""
+    """Return the fractions on a node after `number` workers of a job are asked to leave. If
+    `number` is negative, the request for that many workers is withdrawn."""
     return [
         part._replace(num_leaving=part.num_leaving + number) if part.job_id == job_id else part
         for part in parts

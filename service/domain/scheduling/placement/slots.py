@@ -340,8 +340,9 @@ def _gpus_apart(gpus: float, free: Mapping[str, float]) -> int:
 
 
 def rounded_down(num_workers: int, num_parts: int, num_ranks: int | None = None) -> int:
-    """Return the largest size of a gang that is at most `num_workers`: a multiple of `num_parts`,
-    or at least `num_ranks`, because all workers in addition to `num_ranks` are spares."""
+    """Return the largest size of a gang that is at most `num_workers`. The size is a multiple of
+    `num_parts` or at least `num_ranks`, because all workers in addition to `num_ranks` are
+    spares."""
     if num_ranks is not None and num_workers >= num_ranks:
         return num_workers
     return num_workers // num_parts * num_parts
@@ -352,7 +353,7 @@ def count(slices: Sequence[Slice]) -> int:
 
 
 def add(free: dict[str, float], bundle: Mapping[str, float], times: int) -> None:
-    """Add `times` bundles to the free resources. A negative `times` removes bundles."""
+    """Add `times` bundles to the free resources. If `times` is negative, bundles are removed."""
     for name, amount in bundle.items():
         free[name] = free.get(name, 0.0) + times * amount
     if WHOLE_GPUS in free:  # assume that a worker's fraction is the only fraction on its GPU

@@ -31,13 +31,13 @@ class Allowances:
 
     def headroom(self, job: WaitingJob | Growing, kind: WorkerKind, least: int) -> Headroom:
         """Return how many additional workers the limits allow the job. `least` is the number of
-        workers that it needs."""
+        workers that the job needs."""
         limits = self._of(job)
         return UNLIMITED if limits is None else limits.headroom(job.job_id, kind, least)
 
     def claim(self, job: WaitingJob, gang: Gang, *, may_ever: bool = True) -> Headroom:
         """Like `headroom`, for a waiting job, which counts towards the limits if they allow too
-        few workers. `may_ever` states whether it can ever start under other rules."""
+        few workers. `may_ever` states whether the job can ever start under the other rules."""
         headroom = self.headroom(job, gang.kind, gang.least)
         if headroom.workers < gang.least and may_ever:
             self.reserve(job, gang, gang.least, headroom)
@@ -46,9 +46,10 @@ class Allowances:
     def lent(
         self, job: WaitingJob | Growing, gang: Gang, rank: order.Rank | None = None
     ) -> tuple[Headroom, Headroom]:
-        """Return how many workers fit now, and how many fit once the asked jobs have left, without
-        slots that other queues keep for themselves or that are promised to other jobs. `rank` is
-        the rank of a waiting job: within its queue's quota, it borrows nothing."""
+        """Return how many workers fit now, and how many fit once the jobs that were asked to leave
+        have left. Slots that other queues keep for themselves, or that are promised to other jobs,
+        are not counted. `rank` is the rank of a waiting job, which borrows nothing if it is within
+        its queue's quota."""
         limits = self._of(job)
         if limits is None or self.lending is None:
             return UNLIMITED, UNLIMITED

@@ -53,9 +53,9 @@ class Departures:
         ahead: Mapping[str, FarAhead],
         lending: Lending | None,
     ) -> None:
-        """`leaving` contains the jobs that leave reserved nodes. Keyed by job id, `ranks` contains
-        the ranks of the running jobs in the scheduling order, and `ahead` states which of their
-        accounts are far ahead of their shares."""
+        """`leaving` contains the jobs that leave reserved nodes. `ranks` contains the ranks of the
+        running jobs in the scheduling order, and `ahead` states which of their accounts are far
+        ahead of their shares; both are keyed by job id."""
         self._snapshot = snapshot
         self._stock = stock
         self._gangs = gangs

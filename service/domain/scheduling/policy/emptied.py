@@ -33,11 +33,10 @@ class Emptied:
         return self._pool.has(gang.kind, gang.least)
 
     def lets_claim(self, gang: Gang) -> bool:
-        """Whether a job that can't start counts towards the limits and the quota of its queue. If a
-        job waits not only for running jobs to end but, for example, also for the end of a
-        reservation, it doesn't count, unless it waits for new nodes: if a job that waits for new
-        nodes did not count, jobs behind it could use up the limit again and again, so that no nodes
-        would be added for it."""
+        """Whether a job that can't start counts towards the limits and the quota of its queue. A
+        job doesn't count if it waits for something besides the end of running jobs, such as the end
+        of a reservation. The exception is a job that waits for new nodes: if it did not count, jobs
+        behind it could use up the limit again and again, so that no nodes would be added for it."""
         waits_for_nodes = self._snapshot.to_come and not gang.request.is_bound
         return bool(waits_for_nodes) or self.can_hold(gang)
 

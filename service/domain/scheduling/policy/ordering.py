@@ -89,8 +89,8 @@ def in_order(snapshot: Snapshot, now: datetime, on_error: OnError) -> QueueOrder
 def _without_unsound(
     snapshot: Snapshot, gangs: Gangs, on_error: OnError
 ) -> tuple[Snapshot, list[Gang], list[Wait]]:
-    """Return a snapshot that omits the waiting jobs whose requests raise errors, the gangs of its
-    waiting jobs, and the decisions for the omitted jobs."""
+    """Return three values: a snapshot without the waiting jobs whose requests raise errors, the
+    gangs of its waiting jobs, and the decisions for the omitted jobs."""
     of_queue: list[Gang] = []
     unsound: dict[str, Wait] = {}
     for job in snapshot.queue:

@@ -8,10 +8,10 @@ release their slots (`eviction`).
 
 Among the jobs that fit once all running jobs have ended, the first job that can't start reserves
 the slots that are expected to be free earliest as running jobs end (`backfill`). Later jobs can
-take all other slots, and a job with a limited runtime can even start on the reserved slots if it
-ends before the running jobs for which the job with the reservation waits reach their limits. Unless
-the job with the reservation is overdue (`order`), a job that releases its slots on request can also
-use the reserved slots, since it can be evicted again.
+take all other slots. A job with a limited runtime can even start on the reserved slots: it must end
+before the time limits of the running jobs for which the job with the reservation waits. Unless the
+job with the reservation is overdue (`order`), a job that releases its slots on request can also use
+the reserved slots, since it can be evicted again.
 
 Elastic jobs that report step times get the sizes that maximize the total gain of all these jobs
 (`sizing`). A running job whose size differs from the chosen size grows, releases some of its
@@ -31,10 +31,10 @@ A job that backs off reserves nothing until the queue has been served. The excep
 will be retried soon, which keeps its position, because it did not cause its failure (for example, a
 node was lost).
 
-A job reserves nothing if it is held, is blocked by the limits of its queue (`limits`), waits for
-its begin time, for its reservation or for other jobs to end, or belongs to an array that already
-runs its maximum number of jobs. Jobs don't start on nodes that are reserved for other jobs, and
-leave such nodes before the reservation begins (`windows`).
+A job reserves nothing if it is held, is blocked by the limits of its queue (`limits`), belongs to
+an array that already runs its maximum number of jobs, or waits for its begin time, its reservation
+or the end of other jobs. Jobs don't start on nodes that are reserved for other jobs, and leave such
+nodes before the reservation begins (`windows`).
 """
 
 from __future__ import annotations

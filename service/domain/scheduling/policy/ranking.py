@@ -290,7 +290,8 @@ class Able:
     def __init__(
         self, snapshot: Snapshot, gangs: Gangs, now: datetime, lending: Lending | None = None
     ) -> None:
-        """`lending` is a trial, which is changed. Without it, lending limits are ignored."""
+        """`lending` is a trial copy, and is modified. Without `lending`, lending limits are
+        ignored."""
         self._now = now
         self._lending = lending
         self._used_up = snapshot.used_up

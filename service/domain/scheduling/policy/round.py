@@ -234,9 +234,9 @@ class Round:
 
     def _reserve(self, job: WaitingJob, gang: Gang, rank: order.Rank) -> tuple[Slice, ...]:
         """For the first job that can't start, reserve the slots that are expected to be free first.
-        Returns the slots. A job that waits not only for running jobs to end but also, for example,
-        for new nodes (`Emptied`) or the end of a reservation reserves nothing, so that the next
-        blocked job reserves slots."""
+        Returns the slots. A job reserves nothing if it waits for something besides the end of
+        running jobs, such as new nodes (`Emptied`) or the end of a reservation. The next blocked
+        job then reserves slots."""
         kind = gang.kind
         # `block` is slow if a job waits for more than the ends of running jobs, so ask `Emptied`
         # first after that has happened once.

@@ -195,8 +195,8 @@ class Windows:
         return replace(job, request=self._requests[key][1])
 
     def _least_s(self, stays_s: float, *, yields: bool) -> float:
-        """Return how many seconds before the end of its reservation a job can start at the latest,
-        if it is asked to leave at the end."""
+        """Return the latest start of a job, in seconds before the end of its reservation, if the
+        job is asked to leave at this end."""
         trains_s = min(stays_s, self._snapshot.min_run_s) if yields else 0.0
         return self._snapshot.leave_s + trains_s
 

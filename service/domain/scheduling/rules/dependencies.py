@@ -54,8 +54,8 @@ def is_against(state: JobState, on: Condition) -> bool:
 
 def each_prospect(states: Collection[JobState], on: Condition) -> Prospect:
     """Like `prospect`, for an array in which each job waits for the job with the same index in
-    another array. Returns NEVER only if
-    none of the waiting jobs can start, and OPEN if some of them can never start."""
+    another array. Returns NEVER only if none of the waiting jobs can ever start. If only some of
+    them can never start, returns OPEN."""
     if not all(state.is_terminal for state in states):
         return Prospect.OPEN
     against = [is_against(state, on) for state in states]

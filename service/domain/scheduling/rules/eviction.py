@@ -5,11 +5,11 @@ slots are guaranteed by its queue's quota. In a tree of queues, the comparison i
 at which the paths of the two jobs part: a queue takes back its quota from the queues with the same
 parent, and never from a queue within its quota. A job that saves its state on request and resumes
 from it is also asked to release its slots for a job that clearly has less work left. It is also
-asked if its queue is far ahead of its share and the waiting job's queue ranks better, or if both
-jobs are in the same queue, its user is far ahead of their share, and the waiting job's user ranks
-better. No job is evicted before it has held its slots for a minimum run time. A job is therefore
-evicted at most once in this time, which limits how often two jobs can alternately evict each other.
-Jobs that lose the least work are evicted first.
+asked if its queue is far ahead of its share, and the waiting job's queue ranks better. Within one
+queue, it is asked if its user is far ahead of their share, and the waiting job's user ranks better.
+No job is evicted before it has held its slots for a minimum run time. A job is therefore evicted at
+most once in this time, which limits how often two jobs can alternately evict each other. Jobs that
+lose the least work are evicted first.
 
 Before any job leaves, elastic groups above their minimum size release slots.
 """
@@ -105,7 +105,7 @@ class RunningJob:
 
     @property
     def has_earned_start(self) -> bool:
-        """Whether the job has held its slots for long enough for another start to cost little in
+        """Whether the job has held its slots for so long that another start costs little in
         comparison."""
         return self.held_s >= self.earns_start_s
 

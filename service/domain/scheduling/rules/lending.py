@@ -143,8 +143,8 @@ class Lending:
 
     def workers(self, queue: str, kind: WorkerKind, *, soon: bool) -> tuple[int, str] | None:
         """Return how many workers of a job of this queue fit without the resources that other
-        queues keep for themselves, and a message that names these; None if no queue keeps any of
-        the kind's resources, or if the job runs on other nodes."""
+        queues keep for themselves, and a message that names these resources; None if no queue keeps
+        any of the kind's resources, or if the job runs on other nodes."""
         if _runs_elsewhere(kind):
             return None
         key = queue, kind, soon

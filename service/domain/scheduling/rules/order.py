@@ -4,15 +4,14 @@ Jobs within their queue's quota come first, and jobs of a queue that has used mo
 (`shares`) come last. In a tree of queues, these tiers are compared at the top of the tree first,
 and then at each level below. Within each tier, jobs with a higher priority come first. Among jobs
 with the same priority, jobs of users who have used less than their share come first, and jobs of
-users who have used more come last. Among the jobs of users who have used less than their share, and
-likewise among the jobs of users who have used more, the jobs of the user who has used the smallest
-part of their share come first. Among jobs that are still equal, the job that has waited longest
-comes first if it is overdue. Then the job with the least work left comes first, which keeps the
-mean completion time low. The time left is estimated from the job's progress, from similar earlier
-jobs, and roughly from the owner's other jobs and the job's limit. The order of submission is the
-tie-breaker. A job that was moved to the front, ahead of the jobs with the same queue and priority,
-gets the rank of the first job that it passes. It also has this rank in comparisons with jobs of
-other queues.
+users who have used more come last. Within each of these two groups, the jobs of the user who has
+used the smallest part of their share come first. Among jobs that are still equal, the job that has
+waited longest comes first if it is overdue. Then the job with the least work left comes first,
+which keeps the mean completion time low. The time left is estimated from the job's progress, from
+similar earlier jobs, and roughly from the owner's other jobs and the job's limit. The order of
+submission is the tie-breaker. A job that was moved to the front, ahead of the jobs with the same
+queue and priority, gets the rank of the first job that it passes. It also has this rank in
+comparisons with jobs of other queues.
 """
 
 from __future__ import annotations
@@ -104,9 +103,9 @@ class Rank(NamedTuple):
         return self.work < 0
 
     def may_less(self, other: Rank) -> bool:
-        """Whether it is certain that this rank can't evict more jobs than the other rank. False for
-        ranks of different tiers, because priorities are only comparable within a tier, and for
-        ranks of different queues of a tree, because other tiers decide."""
+        """Whether it is certain that this rank can evict at most as many jobs as the other rank.
+        False for ranks of different tiers, because priorities are only comparable within a tier,
+        and for ranks of different queues of a tree, because other tiers decide."""
         return (
             self.tiers == other.tiers
             and (len(self.tiers) == 1 or self.path == other.path)

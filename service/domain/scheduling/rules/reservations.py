@@ -258,7 +258,7 @@ def moments(reservations: Iterable[Reservation], leave_s: float) -> Iterable[dat
 def reserved_soon(
     reservations: Iterable[Reservation], nodes: Sequence[Node], now: datetime
 ) -> set[str]:
-    """Return the nodes of reservations for jobs that have begun or begin within `KEPT_FOR`. They
-    are not released while they are idle."""
+    """Return the nodes of each reservation for jobs that has begun or begins within `KEPT_FOR`.
+    These nodes are not released while they are idle."""
     soon = [e for e in reservations if not e.is_maintenance and e.begins_at - KEPT_FOR <= now]
     return {node.id for node in nodes for each in soon if each.holds(node)}

@@ -130,9 +130,9 @@ class UsageShare:
 
     @property
     def is_far_ahead(self) -> bool:
-        """Whether the account's running jobs can be preempted for jobs of other accounts. If this
-        were already true once the usage exceeds the share by more than the slack, jobs would be
-        preempted whenever that happens."""
+        """Whether the account's running jobs can be preempted for jobs of other accounts. If the
+        usage only had to exceed the share by more than the slack, jobs would be preempted whenever
+        this happens."""
         return self.excess_s > 2 * self.slack_s
 
     @property

@@ -170,8 +170,8 @@ class QueueTree:
         return None
 
     def overcommitted(self, name: str) -> Unfit | None:
-        """Return an error if the quotas under this queue, or under a queue above it, together
-        exceed what the queue that they are under guarantees or allows; None if they don't."""
+        """Return an error if the quotas of the children of this queue or of a queue above it add up
+        to more than their parent's quota or limit; None if they don't."""
         for above in self.upwards(name):
             rule = "quota"
             for resource, amount in self._of_children(above.name, self.quotas).items():

@@ -1,6 +1,7 @@
 """The algorithms of federated learning: FedAvg, and how other algorithms differ from it.
 
-FedProx's proximal term is part of the clients' steps (`ClientTraining`), which read the document.
+FedProx's proximal term is part of the clients' steps, for which `ClientTraining` reads the
+document.
 """
 
 from __future__ import annotations

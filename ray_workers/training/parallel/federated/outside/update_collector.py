@@ -143,7 +143,7 @@ class UpdateCollector(RoundFeed):
         """Report the round to the service, and collect responses until the round ends.
 
         asks_all: whether to ask all clients at the deadline and then continue to wait for a quorum.
-        If False, the method returns None if there is no quorum at the deadline.
+        If False, and there is no quorum at the deadline, the method returns None.
         """
         late_at = time.monotonic() + asking.deadline_s
         self._look(answers)
