@@ -40,7 +40,7 @@ class DataPolicy:
     """The endpoint for `s3://`; None means AWS."""
     result: tuple[ResultFile, ...]
     """The files of the job whose result the rank may read as `job://ID`."""
-    uploads_url: str | None = None
+    uploads_url: str | None
     """URL of the folder with uploaded files, in the storage; None if there are no uploads."""
 
     @classmethod
@@ -55,6 +55,7 @@ class DataPolicy:
             credentials_dir=None,
             s3_endpoint_url=None,
             result=(),
+            uploads_url=None,
         )
 
     @classmethod

@@ -243,7 +243,10 @@ def _other_mark(dice: random.Random) -> Made:
     if mark == "\t" and dice.random() < 0.5:
         return {"content": content, "name": "table.tsv", "truths": _truths(rows)}
     shown = "tab" if mark == "\t" else f'"{mark}"'
-    return {"content": content, "refusal": Refusal(f"data.delimiter: {shown} would find 3 columns")}
+    return {
+        "content": content,
+        "refusal": Refusal(f"data.delimiter: {shown}, the header would have 3 columns"),
+    }
 
 
 def _open_quote(dice: random.Random) -> Made:

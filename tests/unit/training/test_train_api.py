@@ -170,7 +170,7 @@ def test_artifacts_that_are_too_large_together_are_refused_before_they_are_copie
         train.save_artifact(hole)
     for _ in range(2):  # it replaces itself
         train.save_artifact(small)
-    with pytest.raises(ValueError, match="after 600,000 bytes of other artifacts"):
+    with pytest.raises(ValueError, match="in addition to 600,000 bytes of other artifacts"):
         train.save_artifact(small, "again")
     assert {body["path"] for body in (one["body"] for one in written(spool))} == {"small"}
     assert [path.name for path in (tmp_path / "artifacts").iterdir()] == ["small"]

@@ -75,7 +75,7 @@ async def test_what_is_missing_is_named_before_the_job_waits(base: Path) -> None
         ("[" * 100_000, "is not a JSON document"),
         ("[]", "is not a JSON object"),
         ("{}", "names no architecture"),
-        ('{"architectures": ["ViT"]}', "is of a ViT"),
+        ('{"architectures": ["ViT"]}', "belongs to a ViT"),
         ('{"architectures": [7]}', "names no architecture"),
         (
             '{"architectures": ["GPT2LMHeadModel"], "n_positions": 32}',

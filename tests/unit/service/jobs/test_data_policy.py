@@ -226,6 +226,7 @@ async def test_the_settings_become_the_policy(
         credentials_dir="/keys",
         s3_endpoint_url="https://minio.internal:9000",
         result=result,
+        uploads_url=f"{(tmp_path / 'storage').as_uri()}/uploads",
     )
     monkeypatch.setenv("DRAY_DATA_PRIVATE_HOSTS", "10.0.0.0/99")
     with pytest.raises(ValidationError, match="is not a host name, address or network"):

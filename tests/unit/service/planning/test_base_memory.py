@@ -166,12 +166,12 @@ def _count(rank: int, num_ranks: int, document: str, folder: str) -> None:
     loop.join_group(RankAssignment(0, rank, num_ranks, None))
     loop.restore()
     batch = loop.load_batch(1)
-    loop.forward_backward(1, batch)
+    loss = loop.forward_backward(1, batch)
     loop.strategy.gradients.wait()
     parameters = list(loop.strategy.model.parameters())
     gradients = [one.grad for one in parameters if one.grad is not None]
     found = {"parameters": _bytes(parameters), "gradients": _bytes(gradients)}
-    loop.update(1)
+    loop.update(1, loss)
     update = loop.strategy.update
     assert isinstance(update, OptimizerStep)
     states = [one for state in update._optimizer.state.values() for one in state.values()]

@@ -147,5 +147,5 @@ class Runs:
     ],
 )
 def test_pickles_of_anything_else_are_not_read(value: Any, name: str) -> None:
-    with pytest.raises(ValueError, match=f"contains a pickle of .*{name}, and only"):
+    with pytest.raises(ValueError, match=f"contains a pickle of .*{name}, but only"):
         untagged({"a": pickled(value)})

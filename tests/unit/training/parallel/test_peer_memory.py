@@ -254,7 +254,7 @@ def test_auto_keeps_no_copies_that_do_not_fit(
     spec = brief(tmp_path, 2, {"shard": 2})
     assert run_ranks(tmp_path, spec, world_size=2, before=_has_little_memory) == [0, 0]
     (event,) = frames(tmp_path, kind="no_memory_copies")
-    assert "available on the node of rank 1. None are kept" in event["message"]
+    assert "available on the node of rank 1. No copies are kept" in event["message"]
     assert_equal_end(tmp_path, uninterrupted(2, (("shard", 2),), False))
 
 
