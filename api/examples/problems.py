@@ -122,7 +122,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     },
     "not_comparable": {
         "detail": f"{JOB_ID} is a single job without a baseline",
-        "hint": "specify another job, or pin a baseline of the experiment: "
+        "hint": "specify another job, or pin a baseline for the experiment: "
         "dray experiment baseline EXPERIMENT JOB",
     },
     "too_many_tags": {
@@ -190,7 +190,7 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "hint": "did you mean 'night'?",
     },
     "queue_holds_no_jobs": {
-        "detail": "the queue 'lab' is the parent of other queues, so it holds no jobs",
+        "detail": "the queue 'lab' is the parent of other queues, so it can't hold jobs",
         "pointer": "/queue",
         "hint": "choose a queue under it: day, night",
     },

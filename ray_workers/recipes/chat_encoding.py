@@ -177,7 +177,7 @@ class ExampleEncoder:
             if len(marks) != len(answers):
                 raise broken(
                     location,
-                    f"has {len(answers)} messages of the assistant, but the chat template marks "
+                    f"has {len(answers)} assistant messages, but the chat template marks "
                     f"{len(marks)} parts with {{% generation %}}",
                 )
             spans = [span for n, span in zip(answers, marks, strict=True) if n in counted]

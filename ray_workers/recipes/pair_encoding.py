@@ -69,7 +69,7 @@ class PairEncoder:
         if len({type(one) for one in (prompt, *answers)}) > 1:
             raise broken(
                 location,
-                "has texts and messages in one pair: give `prompt`, `chosen` and `rejected` as "
+                "mixes strings and messages in one pair: give `prompt`, `chosen` and `rejected` as "
                 "three strings, or as three lists of messages. If the answers contain the prompt, "
                 "leave out `prompt`",
             )
@@ -96,7 +96,7 @@ def _shared_prompt(location: str, chosen: Any, rejected: Any) -> tuple[Any, list
     """Divide two conversations into their prompt and their answers: all messages except the last
     are the prompt."""
     if not isinstance(chosen, list) or not isinstance(rejected, list):
-        raise broken(location, "has no `prompt`: only pairs of conversations can be without one")
+        raise broken(location, "has no `prompt`, which only pairs of conversations can omit")
     if chosen[:-1] != rejected[:-1]:
         at = next(
             (n for n, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b),
@@ -104,9 +104,9 @@ def _shared_prompt(location: str, chosen: Any, rejected: Any) -> tuple[Any, list
         )
         raise broken(
             location,
-            f"has different prompts: message {at + 1} of `chosen` and of `rejected` differ, and it "
-            "is not the last message of both. Give the messages that both have in common as "
-            "`prompt`, and only the others as `chosen` and `rejected`",
+            f"has different prompts: message {at + 1} of `chosen` differs from message {at + 1} of "
+            "`rejected`, and is not the last message of both. Give the messages that both "
+            "have in common as `prompt`, and only the others as `chosen` and `rejected`",
         )
     return chosen[:-1], [chosen[-1:], rejected[-1:]]
 

@@ -39,8 +39,8 @@ def prompts_of(
         if len(row) + options.max_tokens > longest:
             raise broken(
                 location,
-                f"has {len(row):,} tokens, which with the {options.max_tokens:,} tokens of "
-                f"samples.max_tokens are more than method.max_length, {longest:,}",
+                f"has {len(row):,} tokens: together with samples.max_tokens "
+                f"({options.max_tokens:,}), this exceeds method.max_length ({longest:,})",
             )
         rows.append(row)
     return TextPrompts(

@@ -61,8 +61,8 @@ def at_token(num_tokens: int, length: int, num_windows: int) -> tuple[Rows, Rows
     validation = np.arange(-(-num_tokens // length), num_windows)
     if len(training) == 0 or len(validation) == 0:
         raise DataError(
-            f"the files leave {len(training)} samples of {length} tokens for training and "
-            f"{len(validation)} for validation; each needs at least one"
+            f"the split by files leaves {len(training)} samples of {length} tokens for training "
+            f"and {len(validation)} for validation; each needs at least one"
         )
     return training, validation
 

@@ -30,7 +30,7 @@ def refuse_unfit(session: Session, spec: JobSpec) -> None:
     if job is None or job.deleted_at is not None:
         fault = "does not exist: `dray ls` shows the existing jobs"
     elif job.state is not JobState.SUCCEEDED:
-        fault = f"is {job.state}: its result can be a base once it has succeeded"
+        fault = f"is {job.state}: a job can be a base only after it has succeeded"
     else:
         fault = base_files.fault_of_names([one.name for one in files_of(session, spec)])
         if fault is not None and job.spec.get("recipe") == "fine_tuning":

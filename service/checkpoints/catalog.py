@@ -79,7 +79,7 @@ def why_missing(session: Session, job_id: str, step: int | None = None) -> str:
     _, suspect = _counting(session, job_id)
     if not any(step in (None, row.step) for row in suspect):
         return ""
-    return " that was saved before the replicas of the model might have differed"
+    return " that was saved while the replicas of the model were known to be equal"
 
 
 def of_job(session: Session, job: JobRow) -> tuple[list[CheckpointRow], CheckpointRow | None]:

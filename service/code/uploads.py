@@ -212,7 +212,7 @@ class CodeUploads:
             refuse_if_full(session)
             if repository.unused_bytes(session, owner) > 2 * self._limit_bytes:
                 raise UploadTooLarge(
-                    "too many uploaded parts do not belong to a completed upload",
+                    "there are too many uploaded parts from incomplete uploads",
                     hint="complete an upload with POST /v1/code, or wait: unused parts are deleted "
                     "an hour after they were uploaded",
                 )

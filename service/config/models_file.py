@@ -51,7 +51,8 @@ class CatalogueModel(Document):
             check(self.document({"data": {"source": TRIED_SOURCE}}))
         except Fault as fault:
             raise wrong(
-                "/defaults", f"make no valid job document: {fault.pointer or ''} {fault.detail}"
+                "/defaults",
+                f"don't form a valid job document: {fault.pointer or ''} {fault.detail}",
             ) from None
         return self
 
@@ -94,7 +95,10 @@ class ModelList(Document):
         names = [one.name for one in self.models]
         for number, name in enumerate(names):
             if name in names[:number]:
-                raise wrong(f"/models/{number}/name", f"is {name!r}, as that of another model")
+                raise wrong(
+                    f"/models/{number}/name",
+                    f"is {name!r}, which is also the name of another model",
+                )
         return self
 
 

@@ -42,7 +42,7 @@ REMARKS: Final[Mapping[str, str]] = {
     "no_memory_copies": "Copies of a divided model's state do not fit in memory, so no copies are "
     "kept.",
     "node_check": "A node on which the job lost a rank was tested, before it could get work again.",
-    "openai": "An option of a request of OpenAI's protocol was ignored, or chosen by the server.",
+    "openai": "The server ignored an option of an OpenAI API request, or chose its value.",
     "preempting": "The job was asked to save a checkpoint and release its slots.",
     "queue": "A user held, released or moved the waiting job, or changed its priority.",
     "recall_unanswered": "The group did not release the slots that it was asked to release.",

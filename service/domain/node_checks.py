@@ -128,8 +128,8 @@ def why_not_withheld(
     if len(by_tests) >= most:
         nodes = "1 node" if most == 1 else f"{most} nodes"
         return (
-            f"self-tests can withhold at most {nodes} of this cluster, and this number is already "
-            "withheld"
+            f"at most {nodes} of this cluster can be withheld because of self-tests, and this "
+            "number is already withheld"
         )
     return None
 

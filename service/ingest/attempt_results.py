@@ -317,8 +317,8 @@ class _Recorder:
             return
         if cause is Cause.DIVERGED:
             sentence = (
-                f"returns to its last checkpoint with {ROLLBACK_FACTOR**ended:g} times the "
-                "learning rate"
+                "returns to its last checkpoint with the learning rate multiplied by "
+                f"{ROLLBACK_FACTOR**ended:g}"
             )
             sentence = f"rollback {ended} of {MAX_ROLLBACKS}: {sentence}"
         else:

@@ -34,7 +34,7 @@ def take(
         found += f"; different from the majority: {named}"
     else:
         found += (
-            "; no majority of the replicas was equal, so it is not known which replica is wrong"
+            "; there was no majority of equal replicas, so it is not known which replica is wrong"
         )
     last = attempt.checked_step
     found += (

@@ -121,7 +121,10 @@ def is_named(host: str, allowed: AllowedHosts) -> bool:
 async def _check(source: str, pointer: str, policy: DataPolicy) -> None:
     url = urlsplit(source)
     if url.scheme == "upload" and not pointer.startswith("/data/"):
-        raise InvalidDocument("can't be an uploaded file: only data can", pointer=pointer)
+        raise InvalidDocument(
+            "can't be an uploaded file: only the fields of data can name uploaded files",
+            pointer=pointer,
+        )
     if url.scheme == "file":
         _check_path(unquote(url.path), pointer, policy)
     elif url.scheme in ("http", "https"):

@@ -97,7 +97,7 @@ def hold(session: Session, spec: JobSpec) -> list[Prerequisite]:
 def _refuse_unequal(session: Session, spec: JobSpec, array_id: str, number: int) -> None:
     size = arrays_repository.size(session, array_id)
     if spec.array is None and spec.sweep is None:
-        why = "requires that this document is an array or a sweep"
+        why = "requires this document to define an array or a sweep"
     elif size != spec.num_jobs:
         why = f"requires arrays of equal size, but {array_id} has {size} jobs, not {spec.num_jobs}"
     else:

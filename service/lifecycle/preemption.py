@@ -25,7 +25,7 @@ from service.domain.states import BEING_STOPPED, RESERVATION_BEGINS, Trigger
 from service.lifecycle.transitions import move, remark
 
 HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.RECOVERING)
-LOSES_WORK = "its processes get SIGTERM, and what they do not save is lost"
+LOSES_WORK = "its processes get SIGTERM, and work that they do not save is lost"
 RESERVE_S = 2.0
 """Seconds of a drained node's remaining time that are reserved for sending the command and freeing
 the slots."""

@@ -132,7 +132,7 @@ class ScheduleRunner:
         except DatabaseUnavailable:
             raise
         except StorageUnavailable as error:
-            logger.warning("a run of the schedule %s is tried again: %s", schedule_id, error)
+            logger.warning("retrying a run of the schedule %s: %s", schedule_id, error)
             await self._database.write(lambda s, now: self._try_again(s, due, now))
         except DomainError as error:
             await self._refuse(due, error)

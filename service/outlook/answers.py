@@ -204,7 +204,7 @@ class Answers:
 WOULD_START = views.Reason(code="would_start", message="would start now")
 NO_FORECAST = views.Reason(
     code="no_forecast",
-    message="there is no forecast from the last 2 minutes that this process can read",
+    message="this process has no readable forecast from the last 2 minutes",
 )
 
 

@@ -47,7 +47,7 @@ def facts_of(
     bandwidth of `machine` was given in the request."""
     num_workers = spec.resources.num_workers
     if num_workers == 1:
-        return "a single worker does not need to be synchronised"
+        return "a single worker has no other workers to synchronize with"
     if spec.is_divided:
         return f"the model is divided among the ranks: {name_of(spec.parallel, num_workers)}"
     bandwidth, network = machine.bandwidth_bytes_per_s, machine.source

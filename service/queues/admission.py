@@ -47,7 +47,7 @@ def admit(session: Session, name: str, owner: str, request: Request, coming: Com
             " and more" if len(children) > MAX_NAMED else ""
         )
         raise QueueHoldsNoJobs(
-            f"the queue {name!r} is the parent of other queues, so it holds no jobs",
+            f"the queue {name!r} is the parent of other queues, so it can't hold jobs",
             pointer="/queue",
             hint=f"choose a queue under it: {listed}",
         )

@@ -252,7 +252,8 @@ def refuse_leaving(session: Session, job: Any, queue: str, now: datetime) -> Non
         raise ReservationUnfit(
             f"the job's reservation {job.reservation!r} is not for the queue {queue!r}",
             pointer="/queue",
-            hint=f"choose another queue, or first `dray change {job.id} --set reservation=null`",
+            hint="choose another queue, or first run "
+            f"`dray change {job.id} --set reservation=null`",
         )
 
 

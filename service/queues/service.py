@@ -169,7 +169,7 @@ def _refuse_if_parent_holds_jobs(session: Session, parent: str) -> None:
     if number:
         raise InvalidQueue(
             f"{_jobs(number)} in the queue {parent!r} {_have(number)} not ended, "
-            "but a parent holds no jobs",
+            "but a parent queue can't hold jobs",
             pointer="/parent",
             hint="move or cancel these jobs first, or choose another parent",
         )

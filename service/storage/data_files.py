@@ -119,7 +119,7 @@ class DataFiles:
             if jobs := repository.jobs_with(session, file_id, MAX_NAMED_JOBS):
                 raise Conflict(
                     f"the file {file_id} is read by jobs that have not ended: {', '.join(jobs)}",
-                    hint="cancel the jobs, or wait for their end",
+                    hint="cancel the jobs, or wait until they have ended",
                 )
             repository.set_state(session, file_id, repository.STORED, repository.DELETED, now)
 
@@ -127,7 +127,7 @@ class DataFiles:
         try:
             await self._remove(file_id)
         except StorageUnavailable as error:
-            logger.warning("the content of %s is deleted later: %s", file_id, error)
+            logger.warning("the content of %s can't be deleted yet: %s", file_id, error)
 
     async def _remove(self, file_id: str) -> None:
         await in_storage_thread(self._storage.delete_tree, f"{UPLOADS_FOLDER}/{file_id}")
@@ -142,7 +142,7 @@ class DataFiles:
             try:
                 await self._remove(file_id)
             except StorageUnavailable as error:
-                logger.warning("the content of %s is deleted later: %s", file_id, error)
+                logger.warning("the content of %s can't be deleted yet: %s", file_id, error)
 
 
 def use(session: Session, spec: JobSpec, owner: str) -> None:

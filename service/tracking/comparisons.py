@@ -47,7 +47,7 @@ def compare(session: Session, job_ids: Sequence[str], now: datetime) -> views.Co
     if len(rows) == 1:
         raise NotComparable(
             f"{rows[0].id} is a single job without a baseline",
-            hint="specify another job, or pin a baseline of the experiment: "
+            hint="specify another job, or pin a baseline for the experiment: "
             "dray experiment baseline EXPERIMENT JOB",
         )
     ids = [row.id for row in rows]

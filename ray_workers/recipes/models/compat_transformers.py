@@ -88,8 +88,8 @@ def empty_model(base: BaseModel, folder: Path, *, scores: bool = False) -> Any:
         if scores and type(config) not in AutoModelForSequenceClassification._model_mapping:
             raise broken(
                 location,
-                f"is of the architecture {shortened(kind)} (model_type), of which transformers has "
-                "no version for rewards (ForSequenceClassification)",
+                f"has the architecture {shortened(kind)} (model_type), for which transformers has "
+                "no class for reward models (ForSequenceClassification)",
             )
         kinds = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
         with init_empty_weights(include_buffers=False):

@@ -42,7 +42,8 @@ class Cnn(nn.Module):
         channels, height, width = shape
         if min(height, width) < 4:
             raise DataError(
-                f"images of {height} x {width} pixels are too small for a cnn, which requires 4 x 4"
+                f"images of {height} x {width} pixels are too small for a cnn, which requires at "
+                "least 4 x 4"
             )
         self.body = nn.Sequential(
             *convolution(channels, options.width),

@@ -30,7 +30,8 @@ class Unet(nn.Module):
         if min(height, width) < options.least_side:
             raise DataError(
                 f"images of {height} x {width} pixels are too small for a unet of depth "
-                f"{options.depth}, which requires {options.least_side} x {options.least_side}"
+                f"{options.depth}, which requires at least {options.least_side} x "
+                f"{options.least_side}"
             )
         widths = [options.width * 2**level for level in range(options.depth + 1)]
         self.down = nn.ModuleList(

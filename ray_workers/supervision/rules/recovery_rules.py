@@ -242,7 +242,7 @@ def loss_report(
         f"{'continue' if goes_on else 'keep their state'}"
     )
     if traits.goes_back and lost:
-        others = "all ranks go back to the newest state of which they have copies in memory"
+        others = "all ranks return to the newest copies of their state in memory"
     if num_spares:
         each = "a spare takes its place" if len(lost) == 1 else f"spares replace {num_spares}"
         others = f"{each}, and {others}"

@@ -72,7 +72,7 @@ def damaged_origin(
     if older is None:
         return f"{message}. The job has no older checkpoint that is intact"
     return (
-        f"{message}. The newest older checkpoint that is intact is the one of step "
+        f"{message}. The previous intact checkpoint is from step "
         f"{older.saved.step}: to start from it, set init_from.step to {older.saved.step}"
     )
 

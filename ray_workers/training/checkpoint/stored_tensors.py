@@ -119,7 +119,9 @@ class StoredTensor(Tensor):
     ) -> Any:
         first, *rest = args
         if isinstance(first, cls) and compat_torch.changes_a_tensor(func):
-            raise RuntimeError(f"{first!r} is in a file: change a clone of the tensor instead")
+            raise RuntimeError(
+                f"{first!r} is in a file and can't be changed: change a clone of it instead"
+            )
         match func:
             case torch.ops.aten.detach.default:
                 return first._part(0, 0, None)

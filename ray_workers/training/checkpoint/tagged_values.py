@@ -130,7 +130,7 @@ def tagged(value: Any, path: str) -> Any:
     if kind in PLAIN and not (kind is int and abs(value) >= MAX_INT):
         return value
     if isinstance(value, DTensor):
-        raise ValueError(f"{path} is a divided tensor, which must be in a dictionary or list")
+        raise ValueError(f"{path} is a DTensor, which must be in a dictionary or list")
     if isinstance(value, Tensor):
         if value.layout is torch.strided and value.dtype in DTYPES and not value.is_meta:
             return value.detach()

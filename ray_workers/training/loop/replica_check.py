@@ -154,7 +154,7 @@ def sentence(step: int, culprits: list[Culprit]) -> str:
     start = f"after step {step}, the replicas of the model are not equal"
     if not culprits:
         return (
-            f"{start}. No majority of the replicas is equal, so it is not known which replica is "
+            f"{start}. There is no majority of equal replicas, so it is not known which replica is "
             "wrong"
         )
     named = ", ".join(f"rank {one.rank} on {one.hostname} ({one.device})" for one in culprits)

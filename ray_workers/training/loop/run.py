@@ -35,7 +35,10 @@ def run(
     trainer = Trainer(task, spec, workload, page)
 
     def train_on() -> None:
-        log("gloo did not end an operation of the broken group: another thread continues")
+        log(
+            "gloo did not end an operation of the broken group: training continues in another "
+            "thread"
+        )
         train(trainer, rendezvous, UnendingOperationError())
 
     if end_with is not None:

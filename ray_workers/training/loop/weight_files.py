@@ -127,7 +127,7 @@ class Plan:
                 math.prod(one.shape) for one in found
             ):
                 raise ValueError(
-                    f"the ranks together do not have each element of {name} exactly once"
+                    f"the parts of {name} on all ranks do not contain each element exactly once"
                 )
             if found:
                 first[name] = found[0]

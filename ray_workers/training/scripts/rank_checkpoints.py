@@ -154,8 +154,8 @@ class _OwnPart:
             tensor = tensor.redistribute(mesh, added)
         if mesh.mesh_dim_names is None:
             raise ValueError(
-                f"a tensor of shape {tuple(tensor.shape)} is divided by a device mesh without "
-                "mesh_dim_names: name the dimensions of the mesh"
+                f"a tensor of shape {tuple(tensor.shape)} is distributed over a device mesh "
+                "without mesh_dim_names: name the dimensions of the mesh"
             )
         if 0 not in mesh.mesh:  # other ranks have the values that are saved
             return Piece(None, (0,) * tensor.ndim, tensor.shape)

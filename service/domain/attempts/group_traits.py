@@ -97,7 +97,7 @@ def why_no_spares(document: JobSpec, *, has_gpus: bool) -> str | None:
         if goes_on_without_lost(document.model_dump(mode="json", include={"sync"})):
             return (
                 "the other ranks continue at once without a lost rank, and add its replacement "
-                "when it is ready"
+                "when the replacement is ready"
             )
         return why_never(document, num_workers=num_workers, has_gpus=has_gpus)
     if may_recover(document, num_workers=num_workers, has_gpus=has_gpus):

@@ -155,7 +155,7 @@ def _fields(expression: str) -> str:
     words = _NAMED.get(expression.strip().lower(), expression).split()
     if expression.strip().startswith("@") and len(words) == 1:
         raise BadCron(
-            f"{expression.strip()[:30]!r} is not a known name for a schedule's times",
+            f"{expression.strip()[:30]!r} is not a predefined schedule",
             f"use {', '.join(_NAMED)}, or five fields {_EXAMPLE}",
         )
     if len(words) != 5:

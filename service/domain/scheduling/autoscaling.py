@@ -288,6 +288,6 @@ def why_too_small(
             has, promises = (amount_of("memory", of.resources["memory"]) for of in (came, each))
             found = (
                 f"no nodes are requested: nodes with {', '.join(counted)} have only {has}, but "
-                f"DRAY_AUTOSCALE_NODES promises {promises}"
+                f"DRAY_AUTOSCALE_NODES specifies {promises}"
             )
     return found

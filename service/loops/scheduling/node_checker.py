@@ -99,7 +99,7 @@ class NodeChecker:
         except ClusterUnavailable:
             pass  # ask again in the next round
         except Exception:
-            logger.exception("the test of %s is tried again", check.hostname)
+            logger.exception("retrying the test of %s after an error", check.hostname)
 
     async def _step(self, check: _Check) -> None:
         nodes = self._nodes(check.hostname)

@@ -98,8 +98,8 @@ class Plan:
         }
         what = max(costs, key=lambda each: costs[each])
         return (
-            f"takes {seconds} per step, {longer:.2f} times as long as the fastest mesh: more time "
-            f"{what}"
+            f"takes {seconds} per step, {longer:.2f} times as long as the fastest mesh: it spends "
+            f"more time {what}"
         )
 
 

@@ -95,8 +95,8 @@ def _of_base(spec: JobSpec, model: Pretrained, config: Mapping[str, Any] | None)
     if config is None:
         raise Unknown(
             f"the server can't read config.json in {model.base}, which determines the sizes of the "
-            "base. It reads only files, but no links, in folders on its own machine (file://) that "
-            "jobs may read"
+            "base. The server reads regular files, but not links, and only in folders on its own "
+            "machine (file://) that jobs may read"
         )
     assumed = f"every row has {spec.method.max_length:,} tokens (method.max_length)"
     return Shapes(base=base_shape(config), assumed=(assumed,))

@@ -89,9 +89,9 @@ def test_without_a_current_forecast_or_nodes_the_report_is_a_warning(
     job_id = alone.submit()
     alone.sees(Situation(snapshots.snapshot([])), for_s=-600)
     assert cli("shares") == ""
-    assert "no forecast from the last 2 minutes" in cli.err
+    assert "no readable forecast from the last 2 minutes" in cli.err
     told = cli("explain", job_id, "--factors")
-    assert told.startswith("QUEUED: there is no forecast from the last 2 minutes")
+    assert told.startswith("QUEUED: this process has no readable forecast from the last 2 minutes")
     alone.sees(Situation(Snapshot((), (), connected=False)))
     assert cli("shares") == ""
     assert "the cluster is not connected or has no usable node" in cli.err

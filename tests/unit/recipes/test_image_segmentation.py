@@ -126,7 +126,9 @@ def test_the_way_up_sees_what_the_way_down_saw_at_the_same_size() -> None:
 
 def test_images_too_small_for_the_depth_are_the_datas_fault() -> None:
     assert unet(size=(8, 8))
-    with pytest.raises(DataError, match=r"too small for a unet of depth 2, which requires 8 x"):
+    with pytest.raises(
+        DataError, match=r"too small for a unet of depth 2, which requires at least 8 x"
+    ):
         unet(size=(7, 9))
 
 

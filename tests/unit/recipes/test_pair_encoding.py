@@ -82,7 +82,7 @@ def test_texts_end_with_the_end_token() -> None:
         ({"chosen": [USER, GOOD], "rejected": [USER, GOOD]}, "has equal answers"),
         (
             {"chosen": [USER, GOOD], "rejected": [{**USER, "content": "hi"}, BAD]},
-            "has different prompts: message 1 of `chosen` and of `rejected` differ",
+            "has different prompts: message 1 of `chosen` differs from message 1 of `rejected`",
         ),
         (
             {"chosen": [USER, GOOD], "rejected": [USER, BAD, USER, BAD]},
@@ -100,7 +100,7 @@ def test_texts_end_with_the_end_token() -> None:
         ({**TEXT, "chosen": ""}, "has a `chosen` that is empty or of another type"),
         ({**PAIR, "rejected": {}}, "has a `rejected` that is empty or of another type"),
         ({**PAIR, "prompt": "the cat"}, "If the answers contain the prompt, leave out `prompt`"),
-        ({**PAIR, "rejected": " a tree"}, "has texts and messages in one pair"),
+        ({**PAIR, "rejected": " a tree"}, "mixes strings and messages in one pair"),
         ({"chosen": "a b", "rejected": "a c"}, "has no `prompt`"),
         ({**PAIR, "chosen": [USER]}, "line 7, chosen: has no answer"),
         ({**PAIR, "rejected": [{**BAD, "role": "bot"}]}, "line 7, rejected, message 2"),

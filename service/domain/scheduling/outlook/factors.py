@@ -196,7 +196,10 @@ def _overdue(place: _Place) -> str:
     waited = f"not overdue: waited for {_duration(waited_s)}"
     if waited_s <= LONGEST_WAIT_S:
         return waited
-    return f"{waited}, but among the jobs that no limit blocks, only the longest wait counts"
+    return (
+        f"{waited}, but only the longest-waiting job that is not blocked by a limit counts as "
+        "overdue"
+    )
 
 
 def _work(place: _Place) -> str:

@@ -203,10 +203,10 @@ class Departures:
                 self._shrink(running, given, Reason("shrinks", message), name)
             return
         if not target:
-            message = f"releases its slots temporarily, because {OTHERS_GAIN} them"
+            message = f"releases its slots temporarily, because {OTHERS_GAIN} these slots"
         else:
             is_own = target > held or self.chooses_at_most(running, target)
-            why = "based on its speed" if is_own else "because other jobs come first or gain more"
+            why = "based on its speed" if is_own else f"because {OTHERS_GAIN} its slots"
             message = (
                 f"releases its slots and resumes on {workers(target)} instead of {held}, {why}"
             )

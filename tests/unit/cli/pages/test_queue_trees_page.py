@@ -23,7 +23,7 @@ def test_every_block_does_what_the_page_says(tmp_path: Path) -> None:
     made, refused, too_much, shown, shared, ranked, changed, _in_python = said
     rows = [line.split("  ")[0:2] for line in made.splitlines() if " 0 " in line]
     assert re.search(r"^lab .*\n  language .*\n  vision ", made, flags=re.MULTILINE), rows
-    assert "the queue 'lab' is the parent of other queues, so it holds no jobs" in refused
+    assert "the queue 'lab' is the parent of other queues, so it can't hold jobs" in refused
     assert "choose a queue under it: language, vision" in refused
     assert "which forms a cycle" in refused
     assert "would add up to 7 CPU, but its quota is 6 CPU" in too_much

@@ -163,7 +163,7 @@ async def test_more_than_the_limit_is_refused(
     for number in range(3):  # parts without code
         part = bytes([number]) * (1 << 20)
         await service.jobs.code.put_parts({sha(part): part}, "ann")
-    with pytest.raises(UploadTooLarge, match="do not belong to a completed upload"):
+    with pytest.raises(UploadTooLarge, match="uploaded parts from incomplete uploads"):
         await service.jobs.code.put_parts({sha(PROGRAM): PROGRAM}, "ann")
     await service.jobs.code.put_parts({sha(PROGRAM): PROGRAM}, "bob")
 

@@ -54,7 +54,7 @@ async def test_an_attempt_receives_the_files_of_the_other_job(service: Service) 
 async def test_a_result_that_can_be_no_base_is_refused(service: Service) -> None:
     assert "job-none does not exist" in await refusal(service, "job-none")
     running = await service.running(**tuning("file:///base"))
-    assert "is RUNNING: its result can be a base once" in await refusal(service, running)
+    assert "is RUNNING: a job can be a base only after" in await refusal(service, running)
     failed = await tuned(service, cause=Cause.BAD_DATA)
     assert "is FAILED" in await refusal(service, failed)
     adapter = await tuned(service, "adapter/adapter_config.json", "tokenizer.json")

@@ -131,7 +131,7 @@ def test_a_change_of_the_file_takes_effect(tmp_path: Path) -> None:
         ([{"name": "a", "base": "b"}], "must be the URL of a folder"),
         ([{**FREE, "must_accept": True}], "must name the licence"),
         ([FREE, FREE], "models/1/name is 'free'"),
-        ([{**FREE, "defaults": {"trian": {}}}], "make no valid job document: /trian"),
+        ([{**FREE, "defaults": {"trian": {}}}], "don't form a valid job document: /trian"),
         ([{**FREE, "defaults": {"sweep": {}}}], "can't be a default"),
         ([{**FREE, "sha256": "x"}], "models/0/sha256"),
     ],

@@ -67,8 +67,8 @@ async def test_a_script_is_warned_about_its_unsaved_work(service: Service) -> No
     await service.faults.preempt(job_id, 5.0)
     (event,) = await events_of(service, job_id, "preempting")
     assert event.message == (
-        "was asked to release its slots within 5 s; its processes get SIGTERM, and what they do "
-        "not save is lost"
+        "was asked to release its slots within 5 s; its processes get SIGTERM, and work that "
+        "they do not save is lost"
     )
 
 

@@ -199,7 +199,7 @@ async def test_a_mistake_of_the_test_does_not_stop_the_cluster(lab: Lab) -> None
     await lab.step()
     assert len(await lab.withheld()) == 1
     messages = [shown.message for host in HOSTS if (shown := await lab.shown(host))]
-    assert sum("self-tests can withhold at most 1 node of this cluster" in m for m in messages) == 2
+    assert sum("at most 1 node of this cluster can be withheld" in m for m in messages) == 2
 
 
 async def test_the_only_node_is_never_withheld_by_a_test(lab: Lab) -> None:

@@ -93,9 +93,9 @@ async def test_a_checkpoint_that_might_contain_a_difference_is_used_for_nothing(
     listed = (await service.queries.checkpoints(job_id)).items
     found = [(one.step, one.is_latest, one.is_best) for one in listed]
     assert found == [(10, True, True), (8, False, False)]
-    with pytest.raises(CheckpointNotFound, match="replicas of the model might have differed"):
+    with pytest.raises(CheckpointNotFound, match="replicas of the model were known to be equal"):
         await service.queries.checkpoint_files(job_id, 12)
-    with pytest.raises(InitFromNotFound, match="replicas of the model might have differed"):
+    with pytest.raises(InitFromNotFound, match="replicas of the model were known to be equal"):
         await service.submit(init_from={"job": job_id, "step": 12})
     for wanted in ("latest", "best"):
         other = await service.submit(init_from={"job": job_id, "step": wanted})

@@ -85,7 +85,7 @@ async def test_a_position_that_makes_no_sense_is_refused(service: Service) -> No
     assert "holds jobs" in (await refused(service, "d", parent=DEFAULT))[1]
     await service.submit(queue="c")
     assert (await refused(service, "d", parent="c"))[1:] == (
-        "1 job in the queue 'c' has not ended, but a parent holds no jobs",
+        "1 job in the queue 'c' has not ended, but a parent queue can't hold jobs",
         "move or cancel these jobs first, or choose another parent",
     )
 

@@ -144,7 +144,7 @@ def test_why_nodes_whose_memory_was_promised_are_not_asked_for() -> None:
     assert (why(3.0), why(5.0)) == (None, None)
     assert why(4.0) == (
         "no nodes are requested: nodes with 4 CPU, 1 GPU have only 3.5 GiB of memory, "
-        "but DRAY_AUTOSCALE_NODES promises 4 GiB of memory"
+        "but DRAY_AUTOSCALE_NODES specifies 4 GiB of memory"
     )
 
 

@@ -149,7 +149,7 @@ async def test_nodes_that_came_smaller_than_their_type_are_not_asked_for_again(
         "the explanation never had these words",
     )
     assert told.endswith(
-        "have only 3 GiB of memory, but DRAY_AUTOSCALE_NODES promises 4 GiB of memory"
+        "have only 3 GiB of memory, but DRAY_AUTOSCALE_NODES specifies 4 GiB of memory"
     )
     world.fake.add_node("node-c", {"CPU": 4.0, "memory": 4 * gib})
     await comes_to(runtime, job.id, JobState.RUNNING)

@@ -62,7 +62,7 @@ def is_user_beyond_share(claims: Claims, running: RunningJob) -> bool:
 
 @says(
     r"releases its slots and resumes on (\d+) workers? instead of (\d+), (based on its "
-    r"speed|because other jobs come first or gain more)"
+    r"speed|because other jobs come first or gain more from its slots)"
 )
 def resumes(claims: Claims, decision: Decision, after: str, before: str, why: str) -> None:
     held = sum(n for _, _, n in claims.holding[decision.job_id])
@@ -72,7 +72,9 @@ def resumes(claims: Claims, decision: Decision, after: str, before: str, why: st
         assert {*claims.waiting, *claims.snapshot.elastic} - {decision.job_id}
 
 
-@says(r"releases its slots temporarily, because other jobs come first or gain more from them")
+@says(
+    r"releases its slots temporarily, because other jobs come first or gain more from these slots"
+)
 def leaves_for_a_while(claims: Claims, decision: Decision) -> None:
     assert {*claims.waiting, *claims.snapshot.elastic} - {decision.job_id}
 
