@@ -92,6 +92,8 @@ async def _read(request: Request, limit_bytes: int) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit_bytes:
         raise too_large
+    if (begin := getattr(request.state, "begin_body", None)) is not None:
+        begin()
     body = bytearray()
     async for piece in request.stream():
         body += piece

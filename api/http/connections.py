@@ -154,6 +154,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["state"]["is_of_own_user"] = self.is_of_own_user
+        self.scope["state"]["begin_body"] = self.begin_body
         self._begun = True
         self._num_head = 0
         if self._awaited is Awaited.NOTHING:  # a pipelined request
@@ -165,6 +166,12 @@ class BoundedProtocol(HttpToolsProtocol):
             connection = self.transport.get_extra_info("socket")
             self._is_of_own_user = peer_credentials.is_own_peer(connection, or_roots=True)
         return self._is_of_own_user
+
+    def begin_body(self) -> None:
+        """Count the time for the body from now, because the server begins to read it. Before, the
+        request may have waited for other requests."""
+        if self._awaited is Awaited.BODY and not self._refused:
+            self._await(Awaited.BODY, self._body_within_s)
 
     def on_url(self, url: bytes) -> None:
         self._count_head(len(url))

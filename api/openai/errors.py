@@ -11,6 +11,8 @@ from dray.views import Problem
 PREFIX: Final = "/openai/"
 RETRIED_BY_CLIENTS: Final = (408, 409, 429)
 """Statuses below 500 after which OpenAI's client repeats a request by itself."""
+NOT_RETRIED: Final = {"x-should-retry": "false"}
+"""Header with which OpenAI's client does not repeat a request."""
 
 
 def error_body(problem: Problem) -> dict[str, Any]:
@@ -32,6 +34,8 @@ def status_of(problem: Problem) -> int:
 
 
 def response(problem: Problem, headers: dict[str, str]) -> Response:
+    if problem.status == 507:  # a full storage; the request can be a file of hundreds of megabytes
+        headers = {**headers, **NOT_RETRIED}
     return JSONResponse(error_body(problem), status_of(problem), headers)
 
 

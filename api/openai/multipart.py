@@ -25,6 +25,13 @@ class Form:
 
 def parse(body: bytes, content_type: str) -> Form:
     """Return the parts of a form with one part `file`. Raises Refused."""
+    try:
+        return _parsed(body, content_type)
+    except ValueError as error:  # a name in an encoding that can't be decoded
+        raise _malformed(f"a header of the form can't be decoded: {error}") from None
+
+
+def _parsed(body: bytes, content_type: str) -> Form:
     given = Message()
     given["Content-Type"] = content_type
     boundary = given.get_boundary()
@@ -52,13 +59,14 @@ def parse(body: bytes, content_type: str) -> Form:
 
 def _parts(body: bytes, boundary: bytes) -> list[tuple[str, int, int]]:
     """Return the header of each part, and where its content begins and ends in the body."""
-    line = re.compile(rb"(?:^|\r\n)--" + re.escape(boundary) + rb"(--)?[ \t]*(?:\r\n|$)")
+    begin = b"--" + boundary
+    line = re.compile(rb"(?:\r\n)?" + re.escape(begin) + rb"(--)?[ \t]*(?:\r\n|$)")
     found: list[tuple[str, int, int]] = []
-    mark = line.search(body)
+    mark = line.match(body) or _next(line, begin, body, 0)
     while mark is not None and mark[1] is None:
         start = mark.end()
         # One line break can both end a boundary and begin the next one.
-        following = line.search(body, max(start - 2, 0) if mark[0].endswith(b"\r\n") else start)
+        following = _next(line, begin, body, start - 2 if mark[0].endswith(b"\r\n") else start)
         if following is None:
             raise _malformed("the form is incomplete: its last boundary is missing")
         head = body.find(b"\r\n\r\n", start, start + MAX_HEADER_BYTES)
@@ -72,6 +80,17 @@ def _parts(body: bytes, boundary: bytes) -> list[tuple[str, int, int]]:
     if mark is None:
         raise _malformed("the form has no parts")
     return found
+
+
+def _next(line: re.Pattern[bytes], begin: bytes, body: bytes, start: int) -> re.Match[bytes] | None:
+    """Return the first line from `start` with a boundary. `bytes.find` is much faster than a search
+    with a regular expression."""
+    at = body.find(b"\r\n" + begin, start)
+    while at >= 0:
+        if (mark := line.match(body, at)) is not None:
+            return mark
+        at = body.find(b"\r\n" + begin, at + 1)
+    return None
 
 
 def _malformed(detail: str) -> Refused:

@@ -6,6 +6,7 @@ OpenAI documents this API, so dray's OpenAPI description omits it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -41,6 +42,8 @@ from service.telemetry.series_filters import MetricsFilter
 API = "/openai/v1"
 JOBS = f"{API}/fine_tuning/jobs"
 MAX_MODELS = 1000
+JOBS_AT_ONCE = 200
+"""Number of jobs that are read at a time to find the ones with some metadata."""
 FORM_BYTES = 1 << 16
 """Maximum bytes of a form in addition to its file."""
 
@@ -73,7 +76,7 @@ async def upload_file(
     limit_bytes = context.runtime.settings.file_limit_bytes
     async with context.files.acquire(caller):
         body, _kind = await read_bytes(request, limit_bytes + FORM_BYTES, [multipart.MULTIPART])
-        form = multipart.parse(body, request.headers["content-type"])
+        form = await asyncio.to_thread(multipart.parse, body, request.headers["content-type"])
         del body
         if len(form.file) > limit_bytes:
             raise Refused("body_too_large", f"the file is larger than {limit_bytes} bytes")
@@ -178,10 +181,11 @@ async def list_jobs(
         if name.startswith("metadata[")
     }
     found: list[TuningJob] = []
+    at_once = max(limit + 1, JOBS_AT_ONCE) if wanted else limit + 1
     while len(found) <= limit:
-        some = await tuning.page(caller, after, limit + 1)
+        some = await tuning.page(caller, after, at_once)
         found += [one for one in some if wanted.items() <= one.request["metadata"].items()]
-        if len(some) <= limit:
+        if len(some) < at_once:
             break
         after = some[-1].job.id
     return _page([translation.tuning_job(one) for one in found], limit)
@@ -226,11 +230,11 @@ async def list_checkpoints(
 ) -> Response:
     found = await tuning.get(job_id)
     checkpoints = (await queries.checkpoints(job_id)).items
-    ids = [translation.checkpoint_id(job_id, one) for one in checkpoints]
     if after is not None:
-        if after not in ids:
+        numbers = translation.checkpoint_numbers(job_id, after)
+        if numbers is None:
             raise Refused("invalid_parameter", f"{after!r} is no checkpoint of this job", "/after")
-        checkpoints = checkpoints[ids.index(after) + 1 :]
+        checkpoints = [one for one in checkpoints if (one.attempt, one.step) < numbers]
     query = MetricsFilter(keys=["train/loss,val/loss"], max_points=MAX_POINTS)
     losses = (await queries.metrics(job_id, query)).series if checkpoints else {}
     items = [translation.checkpoint(found, one, losses) for one in checkpoints[: limit + 1]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -88,6 +89,8 @@ def job_of(
         }
     )
     document["method"] = method
+    if kind == "dpo":  # its models generate no texts
+        document.pop("samples", None)
     document["model"]["accept_licence"] = accepts == "true" or accepts or False
     request = {
         "model": asked.model,
@@ -314,6 +317,14 @@ def checkpoint(
 
 def checkpoint_id(job_id: str, one: views.Checkpoint) -> str:
     return f"ftckpt-{job_id}-{one.attempt}-{one.step}"
+
+
+def checkpoint_numbers(job_id: str, checkpoint_id: str) -> tuple[int, int] | None:
+    """Return (attempt, step) of a checkpoint of a job, which may have been deleted; None if the id
+    is none of such a checkpoint."""
+    pattern = rf"ftckpt-{re.escape(job_id)}-([0-9]{{1,18}})-([0-9]{{1,18}})"
+    found = re.fullmatch(pattern, checkpoint_id)
+    return None if found is None else (int(found[1]), int(found[2]))
 
 
 def value_at(series: views.Series | None, step: int) -> float | None:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
 from sqlalchemy.orm import Session
 
@@ -123,7 +124,7 @@ class Jobs:
         self._settings = settings
         self._clock = clock or database.clock
         self._keys_in_flight = KeysInFlight()
-        self._plans = Plans(database, node_policies.data_policy(settings))
+        self._plans = Plans(database, partial(node_policies.data_policy, settings))
         self._answers = Answers()
         self.storage_watch = StorageWatch(database, storage, settings)
         self.code = CodeUploads(database, storage, settings, clock=clock)

@@ -77,8 +77,7 @@ class TuningRequests:
             return []
 
         def work(session: Session) -> list[TuningJob]:
-            rows = repository.page(session, owner, after, limit)
-            return [TuningJob(serializers.job(session, row), request) for row, request in rows]
+            return _jobs(session, repository.page(session, owner, after, limit))
 
         return await self._database.read(work)
 
@@ -86,7 +85,11 @@ class TuningRequests:
         """Return the owner's jobs that have fine-tuned a model, newest first."""
 
         def work(session: Session) -> list[TuningJob]:
-            rows = repository.succeeded(session, owner, limit)
-            return [TuningJob(serializers.job(session, row), request) for row, request in rows]
+            return _jobs(session, repository.succeeded(session, owner, limit))
 
         return await self._database.read(work)
+
+
+def _jobs(session: Session, rows: Sequence[tuple[JobRow, dict[str, Any]]]) -> list[TuningJob]:
+    jobs = serializers.jobs(session, [row for row, _ in rows])
+    return [TuningJob(job, request) for job, (_, request) in zip(jobs, rows, strict=True)]

@@ -86,6 +86,7 @@ class Retention:
             await self._jobs.deletions.finish(before)
             deleted = await self.delete_expired()
             await self._jobs.code.sweep(await self._now())
+            await self._jobs.files.remove_left()
             if self._accounting_days:
                 days = timedelta(days=self._accounting_days)
                 forgotten = await self._now() - max(days, timedelta(seconds=REMEMBERED_S))

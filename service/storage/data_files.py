@@ -37,6 +37,9 @@ LEFT = timedelta(hours=1)
 """Time after which an upload that was not stored counts as interrupted."""
 LEFT_AT_ONCE = 20
 MAX_NAMED_JOBS = 3
+MAX_LINE_BYTES = 16 << 20
+"""Maximum length of a line. Parsed JSON can need 30 times as much memory as its text, and other
+threads wait while a line is parsed."""
 
 
 class DataFiles:
@@ -81,7 +84,7 @@ class DataFiles:
         await self._database.write(begin)
         await in_storage_thread(self._storage.write_bytes, key_of(file_id), content)
         stored = await self._database.write(finish)
-        await self._remove_left()
+        await self.remove_left()
         if stored is None:
             raise StorageUnavailable("writing the file took too long: upload it again")
         return stored
@@ -112,9 +115,13 @@ class DataFiles:
         if not storable(file_id):
             raise _not_found(file_id)
         now = self._clock()
+        is_deleted = False
 
         def work(session: Session) -> None:
+            nonlocal is_deleted
             if repository.get(session, owner, file_id, lock=True) is None:
+                if is_deleted:  # an earlier try committed, but its answer was lost
+                    return
                 raise _not_found(file_id)
             if jobs := repository.jobs_with(session, file_id, MAX_NAMED_JOBS):
                 raise Conflict(
@@ -122,6 +129,7 @@ class DataFiles:
                     hint="cancel the jobs, or wait until they have ended",
                 )
             repository.set_state(session, file_id, repository.STORED, repository.DELETED, now)
+            is_deleted = True
 
         await self._database.write(work)
         try:
@@ -133,7 +141,7 @@ class DataFiles:
         await in_storage_thread(self._storage.delete_tree, f"{UPLOADS_FOLDER}/{file_id}")
         await self._database.write(lambda session: repository.remove(session, file_id))
 
-    async def _remove_left(self) -> None:
+    async def remove_left(self) -> None:
         """Delete what interrupted uploads and deletions have left."""
         before = self._clock() - LEFT
         for file_id in await self._database.read(
@@ -180,8 +188,11 @@ def count_examples(content: bytes) -> int:
     while start < len(content):
         number += 1
         end = content.find(b"\n", start)
-        line = content[start : end if end >= 0 else len(content)]
-        start = len(content) if end < 0 else end + 1
+        end = len(content) if end < 0 else end
+        if end - start > MAX_LINE_BYTES:
+            raise BadUpload(f"line {number:,} of the file has more than {MAX_LINE_BYTES:,} bytes")
+        line = content[start:end]
+        start = end + 1
         if not (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).strip():
             continue
         try:

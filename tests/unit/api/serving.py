@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -84,6 +84,10 @@ class LiveServer:
         self._server.should_exit = True
         self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive(), "the server did not stop"
+
+    def await_(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine in the server's event loop, and return its result."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(DEADLINE_S)
 
     def ask_to_stop(self) -> None:
         """Do the first thing that a signal does: waiting calls are then answered."""

@@ -14,8 +14,10 @@ PENDING, STORED, DELETED = "pending", "stored", "deleted"
 
 
 def insert(session: Session, row: DataFileRow) -> None:
-    session.add(row)
-    session.flush()
+    """Add a file, unless an earlier try of the transaction has added it."""
+    if session.get(DataFileRow, row.id) is None:
+        session.add(row)
+        session.flush()
 
 
 def get(session: Session, owner: str, file_id: str, *, lock: bool = False) -> DataFileRow | None:

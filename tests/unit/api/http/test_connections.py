@@ -140,6 +140,27 @@ def test_a_second_request_on_a_connection_has_its_time_too(hasty: LiveServer) ->
         assert said(connection)[0] == 408
 
 
+def test_a_body_that_waits_for_other_bodies_has_its_time_afterwards(tmp_path: Path) -> None:
+    limits = {"body_within_s": 2.0, "linger_s": 0.01}
+    with serving(tmp_path / "home", limits=limits) as server, ExitStack() as stack:
+        held = [server.context.files.acquire(name) for name in ("ann", "bob")]
+        for one in held:
+            server.await_(one.__aenter__())
+        form = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nfine-tune\r\n'
+        form += b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+        form += b'{"a": 1}\n' * 30_000 + b"\r\n--b--\r\n"
+        head = b"POST /openai/v1/files HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        head += b"Content-Type: multipart/form-data; boundary=b\r\n"
+        head += f"Content-Length: {len(form)}\r\n\r\n".encode()
+        connection = stack.enter_context(connect(server, head + form[:200_000]))
+        time.sleep(2.6)
+        for one in held:
+            server.await_(one.__aexit__(None, None, None))
+        time.sleep(0.3)
+        connection.sendall(form[200_000:])
+        assert connection.recv(12) == b"HTTP/1.1 200"
+
+
 def test_a_connection_that_asks_nothing_more_is_closed(hasty: LiveServer) -> None:
     with closing(connect_in_time(hasty, HEAD + b"\r\n")) as connection:
         healthy(connection)

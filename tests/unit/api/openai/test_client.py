@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from dray.spec import JobSpec
+from service.jobs.tuning_requests import TuningRequests
 from tests.unit.api.openai.conftest import BOB, LINES, PAIRS, Shop, jsonl
 from tests.unit.service.helpers import metrics
 
@@ -110,6 +111,10 @@ def test_a_job_trains_and_its_model_is_listed(shop: Shop, client: Any, training:
     for name in ("llama-tiny", done.fine_tuned_model):
         assert client.models.retrieve(name).id == name
     assert list(jobs.checkpoints.list(job.id)) == []
+    deleted = f"ftckpt-{job.id}-1-2"  # the last of a page may be deleted before the next page
+    assert list(jobs.checkpoints.list(job.id, after=deleted)) == []
+    with pytest.raises(openai.BadRequestError, match="no checkpoint of this job"):
+        jobs.checkpoints.list(job.id, after=f"{deleted}x")
     for name in ("none", "ft:x", f"ft:llama-tiny:bob::{job.id}"):
         with pytest.raises(openai.NotFoundError):
             client.models.retrieve(name)
@@ -179,6 +184,50 @@ def test_errors_outside_of_routes_have_the_form_of_openai(shop: Shop, client: An
         assert call.headers["content-type"] == "application/json"
         assert set(call.json()["error"]) == {"message", "type", "param", "code"}
     assert http.get("/v1/nothing").headers["content-type"] == "application/problem+json"
+
+
+def test_jobs_with_rare_metadata_are_found_with_few_reads(
+    client: Any, training: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = client.fine_tuning.jobs
+    for number in range(5):
+        job = jobs.create(model="llama-tiny", training_file=training, metadata={"n": f"{number}"})
+        jobs.cancel(job.id)
+    pages: list[int] = []
+    page = TuningRequests.page
+
+    async def counted(self: Any, owner: str, after: str | None, limit: int) -> Any:
+        pages.append(limit)
+        return await page(self, owner, after, limit)
+
+    monkeypatch.setattr(TuningRequests, "page", counted)
+    assert len(list(jobs.list(limit=1, metadata={"n": "0"}))) == 1
+    assert len(pages) <= 2
+
+
+@pytest.mark.parametrize("by", ["name", "address"])
+def test_models_of_the_catalogue_are_planned_though_jobs_may_read_no_other_folder(
+    shop: Shop, by: str
+) -> None:
+    models = shop.http().get("/v1/models").json()["items"]
+    base = models[0]["name" if by == "name" else "base"]
+    document = {
+        "recipe": "fine_tuning",
+        "model": {"base": base},
+        "data": {"source": "s3://bucket/examples.jsonl"},
+        "resources": {"memory_bytes": 1 << 20},
+        "method": {"max_length": 128},
+    }
+    plan = shop.http().post("/v1/plan", json=document)
+    assert plan.status_code == 200, plan.text
+    assert plan.json()["meshes"][0]["missing_bytes"] > 0
+    refused = shop.http().post("/v1/jobs", json=document)
+    assert refused.json()["code"] == "out_of_memory", refused.text
+    folder = models[0]["base"].rpartition("/")[0]
+    for other in (f"{folder}/llama-2", "file:///etc"):
+        document["model"] = {"base": other, "catalogue": "llama-tiny"}
+        unknown = shop.http().post("/v1/plan", json=document)
+        assert unknown.json()["code"] == "not_plannable"
 
 
 def test_files_that_do_not_fit_are_refused(shop: Shop, client: Any) -> None:

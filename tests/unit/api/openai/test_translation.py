@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from api.openai import multipart, translation
-from api.openai.errors import error_body
+from api.openai.errors import error_body, response
 from api.openai.requests import TuningRequest
 from api.problems import Refused
 from dray import views
@@ -234,6 +234,44 @@ def test_forms_of_another_program_are_read(seed: int) -> None:
 def test_a_form_without_a_boundary_is_refused(content_type: str) -> None:
     with pytest.raises(Refused, match="no boundary"):
         multipart.parse(b"--b\r\n", content_type)
+
+
+@pytest.mark.parametrize("charset", ["idna", "punycode", "undefined", "\0"])
+def test_a_name_that_can_not_be_decoded_is_refused(charset: str) -> None:
+    name = f"filename*={charset}''%ff"
+    body = f'--b\r\nContent-Disposition: form-data; name="file"; {name}\r\n\r\n{{}}\r\n--b--'
+    with pytest.raises(Refused, match="can't be decoded"):
+        multipart.parse(body.encode(), "multipart/form-data; boundary=b")
+
+
+def test_preferences_are_learned_without_the_samples_of_the_catalogue() -> None:
+    defaults: Any = {"samples": {"prompts": ["Hello"]}}
+    entry = CatalogueModel(name="llama", base="file:///m", defaults=defaults)
+    for kind, has_samples in (("supervised", True), ("dpo", False)):
+        body = {"model": "llama", "training_file": FILE_A, "method": {"type": kind}}
+        asked = TuningRequest.model_validate(body)
+        document = translation.job_of(asked, entry, rows(9), validates=False).document
+        assert (check(document).samples is not None) == has_samples
+
+
+def test_the_numbers_of_a_checkpoint_are_in_its_id() -> None:
+    assert translation.checkpoint_numbers(JOB_ID, f"ftckpt-{JOB_ID}-2-40") == (2, 40)
+    for other in (
+        "",
+        JOB_ID,
+        f"ftckpt-{JOB_ID}-2",
+        "ftckpt-job-other-2-40",
+        f"ftckpt-{JOB_ID}-2--1",
+    ):
+        assert translation.checkpoint_numbers(JOB_ID, other) is None
+
+
+def test_a_full_storage_is_not_asked_again() -> None:
+    for status, header in ((507, "false"), (503, None)):
+        problem = views.Problem(type="t", title="t", status=status, detail="d", code="c")
+        answer = response(problem, {"Retry-After": "1"})
+        assert answer.headers.get("x-should-retry") == header
+        assert answer.headers["retry-after"] == "1"
 
 
 def test_errors_have_the_four_fields() -> None:

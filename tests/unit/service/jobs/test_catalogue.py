@@ -16,11 +16,11 @@ from service.domain.errors import InvalidDocument, LicenceNotAccepted
 from service.jobs import catalogue
 
 FREE = {"name": "free", "base": "file:///srv/models/free", "sha256": "a" * 64}
-GUARDED = {
+LICENSED = {"licence": "Community License", "must_accept": True}
+GUARDED: dict[str, Any] = {
     "name": "guarded-8b",
     "base": "file:///srv/my%20models/guarded",
-    "licence": "Community License",
-    "must_accept": True,
+    **LICENSED,
     "chat_template": "{{ messages }}\n",
     "credentials": "shop",
 }
@@ -69,6 +69,54 @@ def test_a_licence_is_accepted_whether_a_name_or_an_address_is_given(
         assert (model.credentials, model.chat_template) == ("shop", "{{ messages }}\n")
 
 
+WEB = {"name": "web", "base": "https://models.example/llama", **LICENSED}
+HUB = {"name": "hub", "base": f"hf://Org/Llama@{'a' * 40}", **LICENSED}
+AT_HUB = f"Org/Llama/resolve/{'a' * 40}"
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        "file:/srv/my%20models/guarded",
+        "file:///srv//my%20models/./guarded//",
+        "file:///srv/my%20models/%67uarded?x=1",
+        "file:///srv/my%20models/guarded#x",
+        "file:///srv/%2e%2e/srv/my%20models/guarded",
+        "https://MODELS.example/llama/",
+        "https://models.example.:443/llama?x=1",
+        "https://models.example//l%6cama",
+        "http://models.example/llama",
+        HUB["base"].replace("Org", "org"),
+        f"https://huggingface.co/{AT_HUB}",
+        f"https://hf.co/{AT_HUB.lower()}/",
+    ],
+)
+def test_no_spelling_of_an_address_evades_a_licence(tmp_path: Path, base: str) -> None:
+    models = {one["name"]: one for one in (GUARDED, WEB, HUB)}
+    file = ModelsFile(write(tmp_path / "models.yaml", *models.values()))
+    with pytest.raises(LicenceNotAccepted):
+        resolved(file, base=base)
+    model = resolved(file, base=base, accept_licence=True)
+    assert model.base == models[model.catalogue]["base"]
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        "file:///srv/models",
+        "s3://models.example/llama",
+        "https://models.example:8443/llama",
+        "https://models.example/Llama",
+        "https://models.example/get?model=b",
+        HUB["base"].replace("aa", "ab"),
+    ],
+)
+def test_other_addresses_are_other_models(tmp_path: Path, base: str) -> None:
+    asked = {"name": "asked", "base": "https://models.example/get?model=a", **LICENSED}
+    file = ModelsFile(write(tmp_path / "models.yaml", GUARDED, WEB, HUB, asked))
+    assert resolved(file, base=base).catalogue is None
+
+
 def test_a_stored_document_can_be_submitted_again(file: ModelsFile) -> None:
     model = resolved(file, base="guarded-8b", accept_licence=True)
     assert resolved(file, **model.model_dump(mode="json")) == model
@@ -98,6 +146,12 @@ def test_a_sweep_over_models_of_the_catalogue_is_refused(
     with pytest.raises(InvalidDocument, match=f"can't vary {name}"):
         resolved(file, base=base, sweep=sweep)
     assert resolved(file, base="file:///a", sweep={"model.base": ["file:///a", "file:///b"]})
+
+
+def test_a_sweep_over_results_of_jobs_or_broken_addresses_is_refused(file: ModelsFile) -> None:
+    with pytest.raises(InvalidDocument, match="results of jobs"):
+        resolved(file, base="file:///a", sweep={"model.base": ["file:///a", "job://job-0a"]})
+    assert resolved(file, base="file:///a", sweep={"model.base": ["http://[", "http://a:x/"]})
 
 
 def test_only_jobs_of_a_model_may_read_its_folder(file: ModelsFile, tmp_path: Path) -> None:

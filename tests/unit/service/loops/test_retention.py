@@ -21,8 +21,9 @@ from dray.views import JobState
 from ray_workers.shared.names import attempt_prefix
 from service.db.repositories import attempts
 from service.db.repositories import jobs as repository
+from service.db.repositories.submission import data_files
 from service.db.session import Database
-from service.domain.errors import NotFound, QuotaExceeded
+from service.domain.errors import NotFound, QuotaExceeded, StorageUnavailable
 from service.domain.scheduling.rules.shares import REMEMBERED_S
 from service.jobs.accounting import Accounting
 from service.jobs.service import IdempotencyKey
@@ -66,6 +67,25 @@ class Kept(Service):
 
 def kept(service: Service, tmp_path: Path, **settings: Any) -> Kept:
     return Kept(service.database, service.storage, tmp_path, **settings)
+
+
+async def test_what_an_interrupted_upload_leaves_is_removed(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = kept(service, tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(here.storage, "write_bytes", fails)
+        with pytest.raises(StorageUnavailable):
+            await here.jobs.files.upload("ann", "a.jsonl", b"{}")
+    here.advance(timedelta(hours=2).total_seconds())
+    later = here.now + timedelta(days=1)
+    assert here.database.read_sync(lambda s: data_files.left(s, later, 9))
+    await here.retention.run_once()
+    assert not here.database.read_sync(lambda s: data_files.left(s, later, 9))
+
+
+def fails(*_: object) -> None:
+    raise StorageUnavailable("the disk is gone")
 
 
 async def test_jobs_that_ended_long_ago_are_deleted_and_a_line_says_so(

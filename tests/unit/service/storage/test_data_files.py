@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy.orm import Session
 
 from dray.spec import Data, JobSpec
 from ray_workers.datasets.sources.node_cache import NodeCache
@@ -16,6 +19,7 @@ from ray_workers.datasets.sources.source import Source
 from ray_workers.shared.names import UPLOADS_FOLDER
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError
+from service.db.repositories import jobs as jobs_repository
 from service.db.repositories.submission import data_files as repository
 from service.db.session import Database
 from service.domain.errors import (
@@ -83,6 +87,14 @@ def test_the_first_broken_line_is_named() -> None:
     assert count_examples(b'\xef\xbb\xbf{"a": 1}') == 1
 
 
+def test_a_long_line_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_files, "MAX_LINE_BYTES", 100)
+    assert count_examples(b'{"a": 1}\n' * 100) == 100
+    for line in (b'{"a": [%s0]}' % (b"0," * 100), b"[" * 101, b" " * 101):
+        with pytest.raises(BadUpload, match="line 2 of the file has more than 100 bytes"):
+            count_examples(b'{"a": 1}\n' + line)
+
+
 async def test_a_file_belongs_to_its_owner(files: DataFiles, storage: Storage) -> None:
     row = await files.upload("ann", "x.jsonl", GOOD)
     assert (await files.get("ann", row.id)).num_lines == 2
@@ -97,6 +109,22 @@ async def test_a_file_belongs_to_its_owner(files: DataFiles, storage: Storage) -
         await files.get("ann", row.id)
     with pytest.raises(FileNotFoundError):
         storage.read_bytes(key_of(row.id))
+
+
+async def test_transactions_can_be_repeated_after_a_lost_answer(
+    files: DataFiles, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = database.write
+
+    async def twice(work: Any) -> Any:
+        await once(work)
+        return await once(work)
+
+    monkeypatch.setattr(database, "write", twice)
+    row = await files.upload("ann", "x.jsonl", GOOD)
+    assert [one.id for one in await files.page("ann", None, 9)] == [row.id]
+    await files.delete("ann", row.id)
+    assert await files.page("ann", None, 9) == []
 
 
 async def test_what_an_interrupted_upload_leaves_is_removed(
@@ -173,6 +201,24 @@ async def test_a_job_and_a_deletion_at_once_leave_no_job_without_its_file(
     refused = [one for one in ended if isinstance(one, Exception)]
     assert len(refused) == 1
     assert isinstance(refused[0], Conflict | InvalidDocument)
+
+
+async def test_tuning_requests_are_listed_with_few_queries(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned = TuningRequests(service.database, service.jobs)
+    for _ in range(5):
+        await tuned.create(tuning("file:///d.jsonl"), {"model": "m"}, [], "ann", "ann")
+    looked_up: list[int] = []
+    labels = jobs_repository.labels
+
+    def counted(session: Session, job_ids: Sequence[str]) -> Any:
+        looked_up.append(len(job_ids))
+        return labels(session, job_ids)
+
+    monkeypatch.setattr(jobs_repository, "labels", counted)
+    assert len(await tuned.page("ann", None, 9)) == 5
+    assert looked_up == [5]
 
 
 async def test_tuning_requests_are_listed_newest_first(service: Service) -> None:
