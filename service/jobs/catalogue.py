@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
 from dray.input.names import nearest
@@ -10,11 +10,12 @@ from dray.spec import JobSpec, Pretrained
 from service.config.models_file import Catalogue, CatalogueModel
 from service.domain.errors import InvalidDocument, LicenceNotAccepted
 
+S = TypeVar("S", bound=JobSpec)
 AT_BASE: Final = "/model/base"
 MAX_NAMED = 10
 
 
-def resolve(spec: JobSpec, catalogue: Catalogue) -> JobSpec:
+def resolve(spec: S, catalogue: Catalogue) -> S:
     """Replace the name of a base model by its address. A URL of a model in the catalogue is
     treated like its name, because its licence applies as well.
 

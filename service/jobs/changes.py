@@ -51,7 +51,7 @@ class JobChanges:
     ) -> None:
         self._database = database
         self._settings = settings
-        self._plans = Plans(database, node_policies.data_policy(settings))
+        self._plans = Plans(database, partial(node_policies.data_policy, settings))
         self._clock = clock or database.clock
 
     async def change(

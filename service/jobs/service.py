@@ -7,11 +7,13 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
 from sqlalchemy.orm import Session
 
 from dray import views
 from dray.filters import JobFilter
+from dray.requests import PlanRequest
 from dray.spec import JobSpec
 from dray.spec.ordering import After
 from dray.views import JobState
@@ -123,7 +125,7 @@ class Jobs:
         self._settings = settings
         self._clock = clock or database.clock
         self._keys_in_flight = KeysInFlight()
-        self._plans = Plans(database, node_policies.data_policy(settings))
+        self._plans = Plans(database, partial(node_policies.data_policy, settings))
         self._answers = Answers()
         self.storage_watch = StorageWatch(database, storage, settings)
         self.code = CodeUploads(database, storage, settings, clock=clock)
@@ -211,6 +213,11 @@ class Jobs:
             lambda s: self._answers.of_unsubmitted(s, row, after, self._database.time(s))
         )
         return explanation.model_copy(update={"sync": prepared.resolved.sync})
+
+    async def plan(self, request: PlanRequest) -> views.Plan:
+        """Return the plan of a job, without submitting the job. Raises InvalidDocument,
+        LicenceNotAccepted, and NotPlannable if the document lacks information that a plan needs."""
+        return await self._plans.plan(catalogue.resolve(request, self.models.current() or {}))
 
     async def prepare(self, spec: JobSpec, owner: str) -> PreparedDocument:
         """Do the checks of a submission that need no transaction."""

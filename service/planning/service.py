@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sqlalchemy.orm import Session
@@ -74,10 +75,11 @@ class Resolved:
 class Plans:
     """The use cases of the planner."""
 
-    def __init__(self, database: Database, policy: DataPolicy) -> None:
-        """policy: the folders from which the configuration of a base may be read."""
+    def __init__(self, database: Database, policy_of: Callable[[JobSpec], DataPolicy]) -> None:
+        """policy_of: returns the folders from which the configuration of a job's base may be
+        read."""
         self._database = database
-        self._policy = policy
+        self._policy_of = policy_of
 
     async def plan(self, request: PlanRequest) -> views.Plan:
         """Return the plan of a job. Raises NotPlannable if the document lacks information that a
@@ -98,7 +100,7 @@ class Plans:
 
     async def _shapes(self, spec: JobSpec) -> Shapes | Unknown:
         """Return the shapes of the job's samples, or the reason why they are unknown."""
-        config = await asyncio.to_thread(base_config.read, spec, self._policy)
+        config = await asyncio.to_thread(base_config.read, spec, self._policy_of(spec))
         try:
             return shapes_of(spec, config=config)
         except Unknown as unknown:

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from fastapi import APIRouter, Request, Response
 
-from api.context import Caller, NoParameters, TheContext, use_cases
+from api.context import Caller, NoParameters, TheContext, TheJobs
 from api.http import body
 from api.http.caching import fresh
 from api.openapi import json_body
 from api.problems import declare
 from dray import views
 from dray.requests import PlanRequest
-from service.config import node_policies
-from service.planning.service import Plans
 
 router = APIRouter(prefix="/v1", tags=["plan"])
-ThePlans = Annotated[
-    Plans,
-    use_cases(lambda runtime: Plans(runtime.database, node_policies.data_policy(runtime.settings))),
-]
 
 
 @router.post(
@@ -34,11 +26,12 @@ ThePlans = Annotated[
         "body_too_large",
         "unsupported_media_type",
         "invalid_document",
+        "licence_not_accepted",
         "not_plannable",
         "invalid_parameter",
     ),
 )
-async def plan(request: Request, context: TheContext, plans: ThePlans, _: Caller) -> Response:
+async def plan(request: Request, context: TheContext, jobs: TheJobs, _: Caller) -> Response:
     """Compute the memory and the expected step time of each way to divide a job, without submitting
     the job.
 
@@ -47,4 +40,4 @@ async def plan(request: Request, context: TheContext, plans: ThePlans, _: Caller
     """
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(PlanRequest, request, limit_bytes)
-    return fresh(await plans.plan(wanted), 200)
+    return fresh(await jobs.plan(wanted), 200)

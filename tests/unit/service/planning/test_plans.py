@@ -34,7 +34,7 @@ def text(num_workers: int = 2, **parts: Any) -> dict[str, Any]:
 
 
 def plans_of(service: Service) -> Plans:
-    return Plans(service.database, DataPolicy.open())
+    return Plans(service.database, lambda _: DataPolicy.open())
 
 
 async def test_a_plan_tells_of_every_mesh_and_what_is_not_known(service: Service) -> None:
