@@ -89,8 +89,9 @@ def job_of(
         }
     )
     document["method"] = method
-    if kind == "dpo":  # its models generate no texts
+    if kind == "dpo":  # defaults that only the method sft has
         document.pop("samples", None)
+        document["data"].pop("examples", None)
     document["model"]["accept_licence"] = accepts == "true" or accepts or False
     request = {
         "model": asked.model,

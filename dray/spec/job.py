@@ -107,8 +107,8 @@ class JobSpec(Document):
     profile: Profile | None = None
     """Steps to profile. If unset, no step is profiled."""
     samples: TextSamples | None = None
-    """fine_tuning: prompts that the model answers at every evaluation. If unset, no text is
-    generated."""
+    """fine_tuning with the method sft: prompts that the model answers at every evaluation. If
+    unset, no text is generated."""
     metrics: Annotated[list[Metric], Field(max_length=64)] = []
     """Metrics to collect from a script that does not report metrics itself."""
     after: Afters = []

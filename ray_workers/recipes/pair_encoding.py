@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,6 +51,7 @@ class PairEncoder:
 
     def _apart(self, location: str, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return two examples for supervised fine-tuning, which have only the prompt in common."""
+        record = {key: value for key, value in record.items() if value is not None}
         record = _in_trls_format(location, record)
         if not record.keys() >= set(SIDES):
             is_example = any(record.keys() >= set(keys) for keys in FORMS.values())
@@ -81,7 +83,7 @@ def _in_trls_format(location: str, record: Mapping[str, Any]) -> Mapping[str, An
     """Return a pair in OpenAI's format with the names of TRL, and other pairs unchanged."""
     if not record.keys() & set(OPENAI):
         return record
-    given = record.get("input")
+    given = _input_of(record)
     if not isinstance(given, Mapping) or "messages" not in given or not record.keys() >= {*OPENAI}:
         raise broken(
             location,
@@ -90,6 +92,15 @@ def _in_trls_format(location: str, record: Mapping[str, Any]) -> Mapping[str, An
         )
     answers = {name: record[other] for name, other in zip(SIDES, OPENAI, strict=True)}
     return {"prompt": given["messages"], "tools": given.get("tools"), **answers}
+
+
+def _input_of(record: Mapping[str, Any]) -> Any:
+    """Return `input`, which is JSON in a cell of a table."""
+    given = record.get("input")
+    try:
+        return json.loads(given) if isinstance(given, str) else given
+    except (ValueError, RecursionError):
+        return None
 
 
 def _shared_prompt(location: str, chosen: Any, rejected: Any) -> tuple[Any, list[Any]]:

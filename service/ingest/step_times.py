@@ -87,9 +87,9 @@ def _in_force(known: Mapping[str, Any], batch: Mapping[str, float]) -> dict[str,
 
 def alike(spec: Mapping[str, Any]) -> str:
     """Return a key that is equal for jobs whose steps take the same time with the same workers."""
-    parts = [spec.get(name) for name in ("name", "recipe", "model", "parallel", "sync")]
-    train = spec["train"]
-    parts += [spec["resources"], spec["data"].get("source")]
+    parts = [spec.get(name) for name in ("name", "recipe", "model", "method", "parallel", "sync")]
+    train, data = spec["train"], spec["data"]
+    parts += [spec["resources"], data.get("source"), data.get("sources")]
     parts += [train.get(name) for name in ("precision", "recompute", "compile", "micro_batch_size")]
     without_size = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(without_size.encode()).hexdigest()[:32]

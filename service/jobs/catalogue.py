@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from dray.input.names import nearest
@@ -14,13 +14,14 @@ from ray_workers.shared.net_policy import canonical_host
 from service.config.models_file import Catalogue, CatalogueModel
 from service.domain.errors import InvalidDocument, LicenceNotAccepted
 
+S = TypeVar("S", bound=JobSpec)
 AT_BASE: Final = "/model/base"
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 HUB_HOSTS: Final = frozenset({"huggingface.co", "www.huggingface.co", "hf.co"})
 MAX_NAMED = 10
 
 
-def resolve(spec: JobSpec, catalogue: Catalogue, *, needs_licence: bool = True) -> JobSpec:
+def resolve(spec: S, catalogue: Catalogue, *, needs_licence: bool = True) -> S:
     """Replace the name of a base model by its address. A URL of a model in the catalogue is
     treated like its name, because its licence applies as well. needs_licence: whether the licence
     must be accepted, which a plan does not need.

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from dray import views
 from dray.filters import JobFilter
+from dray.requests import PlanRequest
 from dray.spec import JobSpec
 from dray.spec.ordering import After
 from dray.views import JobState
@@ -212,6 +213,12 @@ class Jobs:
             lambda s: self._answers.of_unsubmitted(s, row, after, self._database.time(s))
         )
         return explanation.model_copy(update={"sync": prepared.resolved.sync})
+
+    async def plan(self, request: PlanRequest) -> views.Plan:
+        """Return the plan of a job, without submitting the job. Raises InvalidDocument, and
+        NotPlannable if the document lacks information that a plan needs."""
+        known = self.models.current() or {}
+        return await self._plans.plan(catalogue.resolve(request, known, needs_licence=False))
 
     async def prepare(self, spec: JobSpec, owner: str) -> PreparedDocument:
         """Do the checks of a submission that need no transaction."""

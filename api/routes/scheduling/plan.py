@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Annotated
-
 from fastapi import APIRouter, Request, Response
 
-from api.context import Caller, NoParameters, TheContext, TheJobs, use_cases
+from api.context import Caller, NoParameters, TheContext, TheJobs
 from api.http import body
 from api.http.caching import fresh
 from api.openapi import json_body
 from api.problems import declare
 from dray import views
 from dray.requests import PlanRequest
-from service.config import node_policies
-from service.jobs import catalogue
-from service.planning.service import Plans
 
 router = APIRouter(prefix="/v1", tags=["plan"])
-ThePlans = Annotated[
-    Plans,
-    use_cases(
-        lambda runtime: Plans(
-            runtime.database, partial(node_policies.data_policy, runtime.settings)
-        )
-    ),
-]
 
 
 @router.post(
@@ -40,13 +26,12 @@ ThePlans = Annotated[
         "body_too_large",
         "unsupported_media_type",
         "invalid_document",
+        "licence_not_accepted",
         "not_plannable",
         "invalid_parameter",
     ),
 )
-async def plan(
-    request: Request, context: TheContext, jobs: TheJobs, plans: ThePlans, _: Caller
-) -> Response:
+async def plan(request: Request, context: TheContext, jobs: TheJobs, _: Caller) -> Response:
     """Compute the memory and the expected step time of each way to parallelize a job, without
     submitting the job.
 
@@ -55,5 +40,4 @@ async def plan(
     """
     limit_bytes = context.runtime.settings.max_body_bytes
     wanted, _document = await body.read_as(PlanRequest, request, limit_bytes)
-    known = catalogue.resolve(wanted, jobs.models.current() or {}, needs_licence=False)
-    return fresh(await plans.plan(wanted.model_copy(update={"model": known.model})), 200)
+    return fresh(await jobs.plan(wanted), 200)

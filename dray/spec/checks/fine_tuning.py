@@ -6,15 +6,11 @@ from typing import TYPE_CHECKING
 
 from dray.spec.fields import wrong
 from dray.spec.program.model import Pretrained
-from dray.spec.training.method import Dpo
+from dray.spec.training.method import Dpo, Sft
 from dray.spec.training.sync import AllReduce
 
 if TYPE_CHECKING:
     from dray.spec.job import JobSpec
-
-
-GENERATING: frozenset[str] = frozenset({"sft"})
-"""The methods whose models generate text."""
 
 
 def check(spec: JobSpec) -> None:
@@ -36,9 +32,9 @@ def check(spec: JobSpec) -> None:
     for pointer, is_set in options.items():
         if is_set:
             raise wrong(pointer, "is not supported by the recipe fine_tuning: leave it out")
+    if spec.method is not None and not isinstance(spec.method, Sft):
+        _refuse_options_of_sft(spec, spec.method.name)
     if spec.samples is not None and spec.method is not None:
-        if spec.method.name not in GENERATING:
-            raise wrong("/samples", f"is not for the method {spec.method.name}: leave it out")
         longest = spec.method.max_length
         if spec.samples.max_tokens >= longest:
             raise wrong(
@@ -58,3 +54,13 @@ def check(spec: JobSpec) -> None:
             "is not supported by the method dpo, which compares the model with its base: set "
             "model.base to the result of the other job",
         )
+
+
+def _refuse_options_of_sft(spec: JobSpec, method: str) -> None:
+    """Refuse texts, which models of pairs don't generate, and forms, which pairs don't have."""
+    given: dict[str, object] = {"/samples": spec.samples, "/data/examples": spec.data.examples}
+    for number, one in enumerate(spec.data.sources or ()):
+        given[f"/data/sources/{number}/examples"] = one.examples
+    for pointer, value in given.items():
+        if value is not None:
+            raise wrong(pointer, f"is for the method sft, but the method is {method}: leave it out")

@@ -231,10 +231,10 @@ class Data(Document):
     validation_fraction: Annotated[Number, Field(gt=0.0, lt=1.0)] = 0.2
     """Fraction of the samples that is held out for the `val/` metrics."""
     examples: ExampleForm | None = None
-    """fine_tuning: form of the examples. messages: conversations in OpenAI's form. completion:
-    prompts and completions, as in TRL. text: plain texts. sharegpt: `conversations` with `from` and
-    `value`. alpaca: `instruction`, `input` and `output`. If unset, the form is recognised by the
-    names of the fields or columns."""
+    """fine_tuning with the method sft: form of the examples. messages: conversations in OpenAI's
+    form. completion: prompts and completions, as in TRL. text: plain texts. sharegpt:
+    `conversations` with `from` and `value`. alpaca: `instruction`, `input` and `output`. If unset,
+    the form is recognised by the names of the fields or columns."""
     sources: Annotated[list[MixedSource], Field(min_length=1, max_length=64)] | None = None
     """fine_tuning: several sources instead of `source`, whose examples are mixed."""
     validation: SourceUrl | None = None

@@ -37,7 +37,8 @@ def records(
         return
     path = gunzipped(file, shop.scratch / "plain", shop.budget)
     if form == "parquet":
-        yield from ParquetFile(path, file.location).records()
+        for location, record in ParquetFile(path, file.location).records():
+            yield location, {name: _messages_in(cell) for name, cell in record.items()}
         return
     text = utf8.converted(path, data.encoding, file.location, shop.scratch / "utf8", shop.budget)
     delimiter = data.model_copy(update={"source": file.location}).known_delimiter
@@ -45,14 +46,15 @@ def records(
         yield location, {name: _messages_in(cell) for name, cell in record.items()}
 
 
-def _messages_in(text: str) -> Any:
-    """Return the messages in a cell, a JSON list of objects with a role; for any other cell, its
-    text."""
-    if text.startswith("[{") and text.endswith("}]"):
+def _messages_in(cell: Any) -> Any:
+    """Return the messages in a cell with a JSON list of objects with a role; return any other cell
+    unchanged."""
+    text = cell.strip() if isinstance(cell, str) else ""
+    if text.startswith("[") and text.endswith("]"):
         try:
             found = json.loads(text)
         except (ValueError, RecursionError):
-            return text
-        if all(isinstance(one, dict) and "role" in one for one in found):
+            return cell
+        if found and all(isinstance(one, dict) and "role" in one for one in found):
             return found
-    return text
+    return cell

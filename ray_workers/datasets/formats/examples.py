@@ -18,7 +18,7 @@ from ray_workers.datasets.formats.prepared import ArrayWriter, Workshop, prepare
 from ray_workers.datasets.formats.text import files_of_splits
 from ray_workers.shared.node_needs import DataPolicy
 
-EXAMPLES_VERSION = 2
+EXAMPLES_VERSION = 3
 """Part of the cache key. Change this version whenever the tokens of an example change."""
 
 
@@ -248,11 +248,11 @@ class _Builder:
             raise broken(location, "has no token that the model could learn to predict")
         numbers = [np.array(part.ids, np.uint32) for part in kept]
         digest = hashlib.blake2b(_BETWEEN.join(one.tobytes() for one in numbers), digest_size=8)
-        for ids, part in zip(numbers, kept, strict=True):
+        for ids, part, whole in zip(numbers, kept, parts, strict=True):
             self._arrays["ids"].append(ids)
             # No token predicts the first one.
             self._arrays["counts"].append(np.array([False, *part.counts[1:]]))
             self._arrays["num_counted"].append(np.array([sum(part.counts[1:])]))
-            self._arrays["is_cut"].append(np.array([length > longest]))
+            self._arrays["is_cut"].append(np.array([len(whole.ids) > longest]))
             self._arrays["ends"].append(np.array([self._arrays["ids"].num_rows]))
             self._arrays["digests"].append(np.frombuffer(digest.digest(), np.int64))

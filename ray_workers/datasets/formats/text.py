@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -21,11 +22,13 @@ from ray_workers.datasets.sources.source import SourceFile, location_of
 from ray_workers.shared.node_needs import DataPolicy
 
 SUFFIXES = (".txt",)
-TEXT_VERSION = 3
+TEXT_VERSION = 4
 """Part of the cache key of every text. Change this version whenever the tokens change."""
 MAX_TOKENIZER_BYTES = 256 << 20
 MAX_VOCABULARY = 1 << 24
 NUM_BYTES = 256
+_NUMBER = re.compile(r"-\d{5}-of-\d{5}(-[0-9a-f]+)?$")
+"""The end of the name of a numbered file, as on Hugging Face's hub: `train-00000-of-00002`."""
 
 Encode = Callable[[str], npt.NDArray[Any]]
 
@@ -94,9 +97,10 @@ def files_of_splits(
 
 
 def _part_of(name: str) -> str:
-    """Return the top-level folder of a file, or the part between the last two dots of its name."""
+    """Return the top-level folder of a file, or the part between the last two dots of its name,
+    without the file's number."""
     path = PurePosixPath(name.removesuffix(".gz"))
-    return path.parts[0] if len(path.parts) > 1 else path.stem.rpartition(".")[2]
+    return path.parts[0] if len(path.parts) > 1 else _NUMBER.sub("", path.stem).rpartition(".")[2]
 
 
 def _pieces(shop: Workshop, files: Sequence[SourceFile]) -> Iterator[str]:

@@ -319,6 +319,36 @@ def test_a_broken_row_is_named(tmp_path: Path) -> None:
         opened(table, tmp_path)
 
 
+def test_numbered_files_of_a_split_are_its_parts(tmp_path: Path) -> None:
+    """As in the Parquet files of data sets on Hugging Face's hub."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    parts = {
+        "train-00000-of-00002.parquet": 3,
+        "train-00001-of-00002.parquet": 2,
+        "validation-00000-of-00001-0123456789abcdef.parquet": 4,
+        "test-00000-of-00001.parquet": 1,
+    }
+    for number, (name, count) in enumerate(parts.items()):
+        write_parquet(folder / name, [{"text": f"{number} {n}"} for n in range(count)])
+    found = opened(folder, tmp_path, format="parquet")
+    assert (found.num_training, len(found), found.num_left_out) == (5, 9, 1)
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_prompts_with_messages_can_be_json_in_the_cells_of_a_table(
+    tmp_path: Path, indent: int | None
+) -> None:
+    records = [prompt_messages(random.Random(seed)) for seed in range(9)]
+    expected = opened(tiny.write_lines(tmp_path / "d.jsonl", records), tmp_path)
+    cells = [{n: json.dumps(one, indent=indent) for n, one in r.items()} for r in records]
+    for path in (
+        write_parquet(tmp_path / "d.parquet", cells),
+        write_csv(tmp_path / "d.csv", cells),
+    ):
+        assert tokens_of(opened(path, tmp_path)) == tokens_of(expected)
+
+
 def test_a_cell_with_json_stays_a_text(tmp_path: Path) -> None:
     """Only messages are JSON in a cell; an answer that is JSON is a text."""
     answer = '[{"city": "Rome"}]'

@@ -7,7 +7,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from ray_workers.recipes import example_sets
 from ray_workers.training.core.errors import DataError
@@ -134,6 +136,44 @@ def test_a_source_keeps_its_own_split(home: Path) -> None:
     data = {"source": folder.as_uri(), "validation": write(home, "v.jsonl", valid)}
     with pytest.raises(DataError, match=r"divided: has files that are named like a split, but"):
         workload(home, data)
+
+
+def test_pairs_of_several_sources_stay_pairs(home: Path) -> None:
+    """Compare with a count of the lines in the files."""
+    one, other, held = (tiny.text_pairs(n, seed=n) for n in (4, 5, 3))
+    table = home / "pairs.parquet"
+    parquet.write_table(pa.Table.from_pylist(other), table)
+    sources = [
+        {"source": write(home, "pairs.jsonl", one), "repeat": 2},
+        {"source": table.as_uri(), "repeat": 3},
+    ]
+    data = {"sources": sources, "validation": write(home, "held.jsonl", [*held, other[1]])}
+    work = workload(home, data, method={"name": "dpo"})
+    tokenizer = tiny.tokenizer()
+
+    def texts(split: str) -> list[tuple[str, ...]]:
+        samples = getattr(work, split)
+        inputs, _ = samples.fetch(samples.rows)
+        sides = inputs[:, :, 0]  # padding is decoded as the end token
+        every = [tokenizer.batch_decode(pair, skip_special_tokens=True) for pair in sides]
+        return sorted(map(tuple, every))
+
+    def expected(records: list[Any]) -> list[tuple[str, ...]]:
+        sides = ("chosen", "rejected")
+        return sorted(tuple(one["prompt"] + one[side] for side in sides) for one in records)
+
+    assert texts("train") == expected(2 * one + 3 * other)
+    assert texts("validation") == expected([*held, other[1]])
+    assert len(work.train) == work.train.total_terms == 23
+    report = work.files["examples.json"]
+    assert report["validation_examples_equal_to_training"] == 1
+    assert "1 validation pairs are equal to a training pair" in work.about
+    assert [part["training"] for part in report["sources"]] == [8, 15, 0]
+    shown = [(found["number"], found["side"]) for found in report["first"]]
+    assert shown == [(n, side) for n in (1, 5, 2) for side in ("chosen", "rejected")]
+    for found, record in zip(report["first"][::2], (one[0], other[0], one[1]), strict=True):
+        whole = "".join(span["text"] for span in found["spans"] if span["counts"])
+        assert whole.startswith(record["chosen"])
 
 
 def test_equal_examples_in_training_and_validation_are_counted(home: Path) -> None:

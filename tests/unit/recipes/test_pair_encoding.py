@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ray_workers.recipes.pair_encoding import PairEncoder
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError
 from tests.unit.recipes import tiny_models as tiny
+from tests.unit.recipes.test_example_forms import write_csv, write_parquet
 
 USER = {"role": "user", "content": "the cat"}
 GOOD = {"role": "assistant", "content": "a dog"}
@@ -102,6 +104,8 @@ def test_texts_end_with_the_end_token() -> None:
         ({**PAIR, "prompt": "the cat"}, "If the answers contain the prompt, leave out `prompt`"),
         ({**PAIR, "rejected": " a tree"}, "mixes strings and messages in one pair"),
         ({"chosen": "a b", "rejected": "a c"}, "has no `prompt`"),
+        ({**PAIR, "rejected": None}, "has the keys 'prompt', 'chosen'; a pair is"),
+        ({**openai(PAIR), "input": "[{"}, "OpenAI's format"),
         ({**PAIR, "chosen": [USER]}, "line 7, chosen: has no answer"),
         ({**PAIR, "rejected": [{**BAD, "role": "bot"}]}, "line 7, rejected, message 2"),
         ({"preferred_output": [GOOD], "non_preferred_output": [BAD]}, "OpenAI's format"),
@@ -124,7 +128,11 @@ def test_pairs_are_refused_by_sft(record: Any) -> None:
 
 
 def open_pairs(folder: Path, records: Any, **options: Any) -> Examples:
-    data = spec.Data(source=tiny.write_lines(folder / "d.jsonl", records).as_uri())
+    return opened_pairs(tiny.write_lines(folder / "d.jsonl", records), folder, **options)
+
+
+def opened_pairs(source: Path, folder: Path, **options: Any) -> Examples:
+    data = spec.Data(source=source.as_uri())
     method = spec.Dpo(name="dpo", **options)
     encoder = PairEncoder(tiny.tokenizer(), method)
     policy = DataPolicy.open(str(folder / "cache"))
@@ -156,6 +164,45 @@ def test_long_pairs_are_cut_or_left_out_together(tmp_path: Path) -> None:
         first = next(n for n, s in enumerate(every, 1) if max(len(o.ids) for o in s) > longest)
         with pytest.raises(DataError, match=rf"line {first}: has .* more than method\.max_length"):
             open_pairs(tmp_path, records, max_length=longest, truncation="error")
+
+
+def test_only_the_answer_that_was_cut_counts_as_cut(tmp_path: Path) -> None:
+    """Compare with the lengths of the encoded answers."""
+    records = tiny.pairs(30, seed=6)
+    lengths = [[len(side.ids) for side in encode(record)] for record in records]
+    longest = min(max(one) for one in lengths) + 1
+    found = open_pairs(tmp_path, records, max_length=longest)
+    is_cut = [found.is_cut[n : n + 2].tolist() for n in range(0, len(found), 2)]
+    assert [False, True] in is_cut
+    for sides, ends in zip(is_cut, found.lengths.reshape(-1, 2).tolist(), strict=True):
+        assert all(length == longest for length, cut in zip(ends, sides, strict=True) if cut)
+    expected = [[one > longest for one in each] for each in lengths]
+    assert all(sides in expected for sides in is_cut)
+
+
+@pytest.mark.parametrize("form", ["trl", "conversations", "openai", "texts"])
+def test_pairs_have_the_same_tokens_in_each_file_format(tmp_path: Path, form: str) -> None:
+    make = {"conversations": whole, "openai": openai}.get(form, dict)
+    records = tiny.text_pairs(12, seed=8) if form == "texts" else tiny.pairs(12, seed=8)
+    records = [make(record) for record in records]
+    for record in records[::3] if form in ("trl", "conversations") else ():
+        record["tools"] = [{"type": "function", "function": {"name": "f"}}]
+        record["rejected"][-1]["name"] = "tom"
+    cells = [
+        {n: one if isinstance(one, str) else json.dumps(one, indent=1) for n, one in r.items()}
+        for r in records
+    ]
+    tables = tmp_path / "cells.parquet", tmp_path / "columns.parquet"
+    for path, rows in zip(tables, (cells, records), strict=True):
+        write_parquet(path, rows)
+    expected = sides_of(opened_pairs(tiny.write_lines(tmp_path / "d.jsonl", records), tmp_path))
+    for path in (write_csv(tmp_path / "d.csv", cells), *tables):
+        assert sides_of(opened_pairs(path, tmp_path)) == expected, path
+
+
+def sides_of(found: Examples) -> list[tuple[list[int], list[bool]]]:
+    every = [found.tokens(number) for number in range(len(found))]
+    return [(found.ids[at].tolist(), found.counts[at].tolist()) for at in every]
 
 
 def test_pairs_are_equal_if_both_answers_are(tmp_path: Path) -> None:

@@ -132,6 +132,29 @@ def test_a_document_is_the_same_after_it_was_written() -> None:
         ),
         ({"train": {"ema": {}}}, "/train/ema", "is not supported by the recipe fine_tuning"),
         ({"train": {"compile": True}}, "/train/compile", "is not supported"),
+        (
+            {"method": "dpo", "data": {"source": "file:///a.jsonl", "examples": "messages"}},
+            "/data/examples",
+            "is for the method sft, but the method is dpo: leave it out",
+        ),
+        (
+            {
+                "method": "reward",
+                "data": {
+                    "sources": [
+                        {"source": "file:///a.jsonl"},
+                        {"source": "file:///b.jsonl", "examples": "text"},
+                    ]
+                },
+            },
+            "/data/sources/1/examples",
+            "is for the method sft, but the method is reward",
+        ),
+        (
+            {"method": "dpo", "samples": {"prompts": ["a"]}},
+            "/samples",
+            "is for the method sft, but the method is dpo",
+        ),
         ({"samples": {}}, "/samples/prompts", "Field required"),
         ({"samples": {"prompts": []}}, "/samples/prompts", "at least 1 item"),
         ({"samples": {"prompts": ["a"] * 17}}, "/samples/prompts", "at most 16 items"),

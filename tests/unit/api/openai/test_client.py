@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
-from dray.spec import JobSpec
 from service.jobs.tuning_requests import TuningRequests
 from tests.unit.api.openai.conftest import BOB, LINES, PAIRS, Shop, jsonl
 from tests.unit.service.helpers import metrics
@@ -139,27 +137,13 @@ def test_a_licence_is_accepted_in_the_metadata(shop: Shop, client: Any, training
     client.fine_tuning.jobs.cancel(made.id)
 
 
-def test_preferences_make_a_job_or_are_refused_in_the_form_of_openai(client: Any) -> None:
+def test_preferences_make_a_job(client: Any) -> None:
     file = client.files.create(file=jsonl(PAIRS), purpose="fine-tune").id
     create = client.fine_tuning.jobs.create
     method = {"type": "dpo", "dpo": {"hyperparameters": {"beta": 0.2}}}
-    if not has_dpo():
-        with pytest.raises(openai.BadRequestError, match="'sft'") as refused:
-            create(model="llama-tiny", training_file=file, method=method)
-        assert refused.value.body["param"] == "method.type"
-        return
     job = create(model="llama-tiny", training_file=file, method=method)
     assert job.method.dpo.hyperparameters.beta == 0.2
     client.fine_tuning.jobs.cancel(job.id)
-
-
-def has_dpo() -> bool:
-    document = {"recipe": "fine_tuning", "model": {"base": "a"}, "method": "dpo"}
-    try:
-        JobSpec.model_validate({**document, "data": {"source": "file:///d.jsonl"}})
-    except ValidationError:
-        return False
-    return True
 
 
 def test_errors_outside_of_routes_have_the_form_of_openai(shop: Shop, client: Any) -> None:

@@ -191,9 +191,9 @@ def test_preferences_become_the_method_dpo(method: str) -> None:
         "training_file": FILE_A,
         "method": {"type": "dpo", "dpo": {"hyperparameters": {"beta": 0.3, "n_epochs": 1}}},
     }
-    entry = CatalogueModel(
-        name="llama", base="file:///m", defaults={"method": {"max_length": 64, "loss": "all"}}
-    )
+    of_sft = {"samples": {"prompts": ["Hi"], "max_tokens": 8}, "data": {"examples": "messages"}}
+    defaults: Any = {"method": {"max_length": 64, "loss": "all"}, **of_sft}
+    entry = CatalogueModel(name="llama", base="file:///m", defaults=defaults)
     if method == "supervised":
         body["method"] = {"type": "supervised", "supervised": {}}
     found = translation.job_of(TuningRequest.model_validate(body), entry, rows(9), validates=False)
@@ -201,6 +201,8 @@ def test_preferences_become_the_method_dpo(method: str) -> None:
     if method == "supervised":
         expected = {"name": "sft", "max_length": 64, "loss": "all"}  # type: ignore[dict-item]
     assert found.document["method"] == expected
+    spec = check(found.document)
+    assert (spec.samples is None) == (spec.data.examples is None) == (method == "dpo")
 
 
 @pytest.mark.parametrize("seed", range(200))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+
+from tests.unit.api.matrix import TOKEN
+from tests.unit.api.serving import serving
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 2048}
 
@@ -125,3 +129,44 @@ def test_a_broken_config_is_not_planned(http: httpx.Client, base: Path, text: st
     (base / "config.json").write_text(text)
     answer = http.post("/v1/plan", json=job(base))
     assert (answer.status_code, answer.json()["code"]) == (422, "not_plannable"), answer.text
+
+
+def test_a_model_of_the_catalogue_is_planned_although_jobs_may_read_no_other_folder(
+    tmp_path: Path, base: Path
+) -> None:
+    (base / "config.json").write_text(json.dumps(LARGE))
+    (tmp_path / "tokens").write_text(f"ann:{hashlib.sha256(TOKEN.encode()).hexdigest()}\n")
+    models = [
+        {"name": "llama", "base": base.as_uri()},
+        {"name": "guarded", "base": f"{base.as_uri()}-2", "licence": "MIT", "must_accept": True},
+    ]
+    file = tmp_path / "models.yaml"
+    file.write_text(json.dumps({"models": models}))
+    given = job(base, resources={"num_workers": 2, "memory_bytes": "12GiB"}, parallel="auto")
+    given["train"] = {"global_batch_size": 2, "recompute": "full"}
+    given["data"] = {"source": "s3://bucket/examples.jsonl"}
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text(json.dumps(LARGE))
+    options = {"tokens_file": tmp_path / "tokens", "models_file": file}
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with (
+        serving(tmp_path / "home", **options) as server,
+        server.client(headers=headers) as http,
+    ):
+
+        def planned(**model: Any) -> httpx.Response:
+            return http.post("/v1/plan", json={**given, "model": model})
+
+        for named in ("llama", base.as_uri()):
+            answer = planned(base=named)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["chosen"] == "shard 2"
+        forged = planned(base=other.as_uri(), catalogue="llama")
+        assert forged.json()["code"] == "not_plannable"
+        assert planned(base="guarded").json()["code"] == "licence_not_accepted"
+        answer = planned(base="unknown")
+        assert (answer.status_code, answer.json()["pointer"]) == (422, "/model/base")
+        answer = http.post("/v1/jobs", json={**given, "model": {"base": "llama"}})
+        assert answer.status_code == 201, answer.text
+        assert answer.json()["spec"]["parallel"]["shard"] == 2

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from sqlalchemy.orm import Session
 
+from dray.spec import JobSpec
 from ray_workers.shared.contracts import Frame
 from service.db.repositories import attempts
 from service.domain.scheduling.elastic.sizing import ElasticJob, ReportedStep
+from service.ingest.step_times import alike
 from service.outlook.step_times import elastic_jobs
 from tests.marks import RULES
 from tests.unit.service.helpers import Service, metrics
@@ -106,6 +108,23 @@ async def test_jobs_that_are_alike_tell_of_each_other_and_others_do_not(
         ReportedStep(2, 1, 64, 1.6),
     }
     assert found[other].step_times == (ReportedStep(1, 1, 64, 1.6),)
+
+
+def test_jobs_of_fine_tuning_with_different_methods_or_sources_are_not_alike() -> None:
+    """A step of dpo computes two answers with two models."""
+    sources = [{"source": "file:///a.jsonl"}, {"source": "file:///b.jsonl"}]
+    keys = []
+    for fields in (
+        {},
+        {"method": {"max_length": 64}},
+        {"method": "dpo"},
+        {"data": {"sources": sources[:1]}},
+        {"data": {"sources": sources}},
+    ):
+        document = {"model": {"base": "file:///base"}, "data": sources[0], **fields}
+        spec = JobSpec.model_validate({"recipe": "fine_tuning", **document})
+        keys.append(alike(spec.model_dump(mode="json")))
+    assert len(set(keys)) == len(keys)
 
 
 async def test_a_job_that_wants_no_size_chosen_is_not_noted(service: Service) -> None:
