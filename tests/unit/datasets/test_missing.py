@@ -95,7 +95,7 @@ def test_a_parquet_file_lacks_values_as_null_and_as_nan(tmp_path: Path, policy: 
         (
             "x,y\n1,a\ninf,b\n",
             {"missing": "mean"},
-            "'x' is inf, which is not a finite 32-bit number",
+            "'x' has the value inf, which is not a finite 32-bit number",
         ),
         (
             f"x,y\n{2**60 + 1},a\n-1e39,b\n",
