@@ -164,8 +164,14 @@ MEASURES = "x,y\n" + "".join(f"{number % 3},{number * 0.37}\n" for number in ran
         ('x,y\n"1\n",a\n\n2,b,c\n', "table.csv, line 5: has 3 fields, but the header has 2"),
         ("x,y\n1,a\n\n,b\n", "table.csv, line 4: the column 'x' has no value"),
         ("x,y\n1,a\nNaN,b\n", "table.csv, line 3: the column 'x' has no value"),
-        ("x,y\n1,a\n-inf,b\n", "table.csv, line 3: the column 'x' is -inf, which is not a finite"),
-        ("x,y\n1,a\n1e39,b\n", "table.csv, line 3: the column 'x' is 1e39, which is not a finite"),
+        (
+            "x,y\n1,a\n-inf,b\n",
+            "table.csv, line 3: the column 'x' has the value -inf, which is not a finite",
+        ),
+        (
+            "x,y\n1,a\n1e39,b\n",
+            "table.csv, line 3: the column 'x' has the value 1e39, which is not a finite",
+        ),
         ("x,y\nred,a\n,b\n", "table.csv, line 3: the column 'x' has no value"),
         ("x,y\n1,a\n2,\n", "table.csv, line 3: the target 'y' has no value"),
         ("x,y\n1,a\n2,a\n", "table.csv: the target 'y' has only one class, 'a', but needs two"),
