@@ -193,8 +193,8 @@ def _refuse_hidden_words(args: Sequence[Argument], by_name: Mapping[str, Argumen
     if stay:
         old = stay[-1]
         raise AmbiguousArguments(
-            f"the last word of {shlex.join(old.words)!r} can be a value of {old.name}, or a "
-            f"positional argument that is to be replaced: specify {old.name} as well"
+            f"the last word of {shlex.join(old.words)!r} might be a value of {old.name}, or a "
+            f"positional argument that the new ones replace: specify {old.name} as well"
         )
 
 

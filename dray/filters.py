@@ -118,7 +118,7 @@ class BasicJobFilter(BaseModel):
         str | None,
         Field(
             max_length=64,
-            description="Jobs that this schedule submitted, given by its id, or by its name.",
+            description="Jobs that this schedule (id or name) submitted.",
         ),
     ] = None
     reservation: Annotated[

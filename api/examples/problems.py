@@ -82,7 +82,8 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
     "schedule_exists": {
         "detail": "ann already has a schedule 'nightly'",
         "pointer": "/name",
-        "hint": "choose another name, or change it: `dray schedule change nightly`",
+        "hint": "choose another name, or change the existing schedule: "
+        "`dray schedule change nightly`",
     },
     "too_many_schedules": {
         "detail": "ann has 100 schedules, the maximum per user",

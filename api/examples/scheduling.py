@@ -213,7 +213,7 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
             {
                 "name": "tier",
                 "value": 1.0,
-                "message": "its queue has not used more than its share",
+                "message": "its queue has used at most its share",
             },
             {"name": "priority", "value": 50.0, "message": "priority 50"},
         ],

@@ -185,8 +185,8 @@ async def anything_else(request: Request, _: Caller) -> Response:
         return mlflow_error(
             403,
             "PERMISSION_DENIED",
-            "the MLflow API of a dray server is read-only: jobs report with dray.train, and are "
-            "changed through dray's own API",
+            "the MLflow API of a dray server is read-only: use dray.train to report, and dray's "
+            "own API to change jobs",
         )
     return mlflow_error(
         404, "ENDPOINT_NOT_FOUND", f"a dray server does not support {request.url.path}"

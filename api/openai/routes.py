@@ -211,7 +211,7 @@ async def list_events(
     if after is not None:
         number = translation.event_number(job_id, after)
         if number is None:
-            raise Refused("invalid_parameter", f"{after!r} is no event of this job", "/after")
+            raise Refused("invalid_parameter", f"{after!r} is not an event of this job", "/after")
         before = min(number, before)
     first = max(0, before - 1 - (limit + 1))
     events = await queries.events(job_id, after_seq=first, limit=max(1, before - 1 - first))
@@ -233,7 +233,9 @@ async def list_checkpoints(
     if after is not None:
         numbers = translation.checkpoint_numbers(job_id, after)
         if numbers is None:
-            raise Refused("invalid_parameter", f"{after!r} is no checkpoint of this job", "/after")
+            raise Refused(
+                "invalid_parameter", f"{after!r} is not a checkpoint of this job", "/after"
+            )
         checkpoints = [one for one in checkpoints if (one.attempt, one.step) < numbers]
     query = MetricsFilter(keys=["train/loss,val/loss"], max_points=MAX_POINTS)
     losses = (await queries.metrics(job_id, query)).series if checkpoints else {}

@@ -151,7 +151,7 @@ def _method(asked: TuningRequest) -> tuple[str, Hyperparameters, str]:
         if method.type == "dpo" or given is not None:
             raise Refused(
                 "invalid_document",
-                f"hyperparameters are also given by the method: use only method.{method.type}",
+                f"the method has its own hyperparameters: set them only in method.{method.type}",
                 "/hyperparameters",
             )
         return method.type, asked.hyperparameters, "/hyperparameters"

@@ -106,7 +106,7 @@ def ambiguous(reference: str, found: Mapping[str, views.Job]) -> errors.Ambiguou
             f"or {how}"
         )
     lines = [
-        f"  {one} {job.state} of {job.created_at:%Y-%m-%d %H:%M:%S}Z: {job.name}"
+        f"  {one} {job.state} (created {job.created_at:%Y-%m-%d %H:%M:%S}Z): {job.name}"
         for one, job in listed.items()
     ]
     detail = "\n".join([f"{reference!r} matches {number} jobs: {how}", *lines])

@@ -26,7 +26,7 @@ DryRun = Annotated[
 ]
 Expect = Annotated[
     int | None,
-    typer.Option(metavar="N", help="With --where, change nothing unless N jobs match.", min=0),
+    typer.Option(metavar="N", help="With --where, change jobs only if exactly N match.", min=0),
 ]
 
 CANDIDATES = {

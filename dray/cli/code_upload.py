@@ -45,8 +45,8 @@ def packed_folder(
     if code is None and not is_program(source):
         if include:
             raise typer.BadParameter(
-                "--include requires --code or a document with `code: FOLDER`: otherwise, no code "
-                "is uploaded"
+                "--include requires --code, or a document with `code: FOLDER`: without either, no "
+                "code is uploaded"
             )
         return None
     folder = (code or Path()).absolute()

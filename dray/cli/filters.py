@@ -54,7 +54,7 @@ OnlyReservation = Annotated[
 
 OnlyArray = Annotated[
     str | None,
-    typer.Option("--array", metavar="ARRAY", help="Only the jobs of this array: its id or name."),
+    typer.Option("--array", metavar="ARRAY", help="Only the jobs of this array (id or name)."),
 ]
 
 

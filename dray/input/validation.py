@@ -138,7 +138,7 @@ def _check_text(text: Any, pointer: str) -> None:
     if isinstance(text, str) and (
         "\0" in text or (not text.isascii() and re.search("[\ud800-\udfff]", text))
     ):
-        detail = "must not contain NUL or half of a surrogate pair"
+        detail = "must not contain NUL or an unpaired surrogate"
         raise Fault("invalid_document", detail, pointer)
 
 

@@ -173,7 +173,7 @@ class MaskingClient:
     def _masked_input(self, message: bytes) -> bytes:
         if self._update is None:
             raise RuntimeError(
-                "call provide() with the update before answer() in the phase masked_input"
+                "in the phase masked_input, call provide() with the update before answer()"
             )
         parsed = DeliveredShares.from_bytes(message, SERVER)
         delivered, digests = parsed.shares, parsed.digests or {}
@@ -198,7 +198,7 @@ class MaskingClient:
         survivors = Survivors.from_bytes(message, SERVER).clients
         if self._name not in survivors or len(set(survivors)) < len(survivors):
             raise MessageRefused(
-                SERVER, f"{self._name} is not listed exactly once among the survivors"
+                SERVER, f"{self._name} must be listed exactly once among the survivors"
             )
         if not {*survivors} <= {*self._delivered, self._name}:
             raise MessageRefused(

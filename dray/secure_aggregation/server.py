@@ -237,7 +237,8 @@ class MaskingServer:
         if found.shares.keys() != self._indices.keys() - {client}:
             raise MessageRefused(
                 client,
-                "the message must contain exactly one share for each other client in the roster",
+                "the message must contain exactly one share for each of the other clients in "
+                "the roster",
             )
         digested = set() if found.digests is None else found.digests.keys()
         if digested != (self._indices.keys() if self.version > 1 else set()):

@@ -355,7 +355,7 @@ class Sweep(Document):
             if (number := self.most_characters(arguments)) > MAX_ARGUMENTS:
                 raise wrong(
                     "/script/args",
-                    f"could contain {number:,} characters with the sweep's values, but at most "
+                    f"has {number:,} characters with the sweep's longest values, but at most "
                     f"{MAX_ARGUMENTS:,} are allowed",
                 )
             return

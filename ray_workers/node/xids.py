@@ -43,7 +43,7 @@ PROGRAM_XIDS: Mapping[int, str] = {
     31: "memory page fault",  # RESTART_APP, WORKFLOW_XID_31
     43: "the GPU stopped the program",  # IGNORE
     45: "the program's channels were removed",  # WORKFLOW_XID_45
-    69: "error in a class of the graphics engine",
+    69: "graphics engine class error",
     80: "corrupted data was sent to the GPU",
     137: "illegal access over NVLink",  # IGNORE
 }

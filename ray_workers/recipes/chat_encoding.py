@@ -272,7 +272,7 @@ def _recognised(location: str, record: Mapping[str, Any]) -> str:
         raise broken(
             location,
             f"could have the form {' or '.join(found)}, because it has the fields "
-            f"{listed(record)}: set data.examples to one of them",
+            f"{listed(record)}: set data.examples to one of these forms",
         )
     return found[0]
 
@@ -327,8 +327,8 @@ def _checked(location: str, given: Sequence[Any]) -> list[Message]:
         if role == "tool" and before not in ("assistant", "tool"):
             raise broken(
                 location,
-                f"has a message of the role tool as message number {number}, which must follow a "
-                "call by the assistant",
+                f"has a tool message as message number {number}: a tool message must follow a call "
+                "by the assistant",
             )
     if all(m.get("weight") == 0 for m in messages if m["role"] == "assistant"):
         raise broken(location, "has no answer that counts: all have the weight 0")

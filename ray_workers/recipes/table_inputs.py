@@ -131,7 +131,8 @@ class TableForm:
             return relative(exact_number(value, self.style), self.bases.get(name, 0))
         except (TypeError, ValueError):
             raise ValueError(
-                f"row {at}: the column {shortened(name)} is {shortened(value)}, not a number"
+                f"row {at}: the column {shortened(name)} has the value {shortened(value)}, "
+                "which is not a number"
             ) from None
 
     def _date(self, value: Any, name: str, at: int) -> list[float]:
@@ -141,8 +142,8 @@ class TableForm:
             microseconds = microseconds_of(value)
         except ValueError:
             raise ValueError(
-                f"row {at}: the column {shortened(name)} is {shortened(value)}, not an ISO 8601 "
-                "date such as 2026-01-31 or 2026-01-31T12:00"
+                f"row {at}: the column {shortened(name)} has the value {shortened(value)}, "
+                "which is not an ISO 8601 date such as 2026-01-31 or 2026-01-31T12:00"
             ) from None
         parts: list[float] = parts_of(np.array([microseconds]))[0].tolist()
         return parts

@@ -123,7 +123,8 @@ class Schedules:
                 raise ScheduleExists(
                     f"{owner} already has a schedule {wanted.name!r}",
                     pointer="/name",
-                    hint=f"choose another name, or change it: `dray schedule change {wanted.name}`",
+                    hint="choose another name, or change the existing schedule: "
+                    f"`dray schedule change {wanted.name}`",
                 )
             notify(session, SCHEDULES)
             row = repository.get(session, schedule_id)

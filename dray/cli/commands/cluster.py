@@ -77,8 +77,10 @@ def cluster(context: typer.Context, as_json: AsJson = False) -> None:
         )
     for node in answer.nodes:
         for kept in node.quarantined:
-            slots = "1 slot" if kept.slots == 1 else f"{kept.slots} slots"
-            write_text(f"{node.hostname}: {slots} of {kept.job_id} in quarantine: {kept.reason}")
+            slots, are = ("1 slot", "is") if kept.slots == 1 else (f"{kept.slots} slots", "are")
+            write_text(
+                f"{node.hostname}: {slots} of {kept.job_id} {are} in quarantine: {kept.reason}"
+            )
         for fault in node.withheld:
             at = f"{fault.since:%Y-%m-%d %H:%M:%S} UTC"
             write_text(f"{node.hostname}: no new work since {at}: {fault.reason}")
@@ -150,8 +152,8 @@ def _check_lines(check: NodeCheck | None, *, with_values: bool = False) -> list[
         for slow in device.slow:
             twins = f"{slow.num_twins} other {device.model}"
             lines.append(
-                f"{name} is slow: {slow.measure} is {slow.factor:.1f} times slower than the median "
-                f"of {twins}"
+                f"{name} is {slow.factor:.1f} times slower than the median of {twins}, measured by "
+                f"{slow.measure}"
             )
     return lines
 

@@ -19,7 +19,7 @@ def init(
         str,
         typer.Argument(
             metavar="KIND",
-            help="A recipe such as image_classification, `script`, or the path of a script.",
+            help="A recipe (such as image_classification), `script`, or the path of a script.",
             autocompletion=document_kinds,
         ),
     ] = "image_classification",

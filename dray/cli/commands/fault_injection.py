@@ -40,7 +40,9 @@ def preempt(
     ] = None,
     hold: Annotated[
         bool,
-        typer.Option("--hold", help="Hold the jobs, so that they resume only after dray release."),
+        typer.Option(
+            "--hold", help="Hold the jobs, so that they resume only after `dray release`."
+        ),
     ] = False,
     where: Where = None,
     owner: Owner = "@me",

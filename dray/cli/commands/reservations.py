@@ -41,7 +41,7 @@ Label = Annotated[
     list[str] | None,
     typer.Option(
         metavar="KEY=VALUE",
-        help="All nodes with this label; with --nodes or --gpus, the nodes to choose from.",
+        help="Reserve all nodes with this label, or only --nodes or --gpus of them.",
     ),
 ]
 NumNodes = Annotated[

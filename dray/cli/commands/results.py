@@ -133,7 +133,7 @@ def export(
         _write_paths(_files_of_model(model, form, to), as_json)
         return
     if to is not None:
-        raise typer.BadParameter("is only for --format: give the file to write", param_hint="--to")
+        raise typer.BadParameter("requires --format; without it, specify FILE", param_hint="--to")
     if Path(model).is_dir():
         written = _export(Path(model), path)
     else:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dray.client import Client
     from dray.views import JobSchedule, ScheduleRun
 
-group = typer.Typer(name="schedule", help="Submit a job again and again, like cron.")
+group = typer.Typer(name="schedule", help="Submit a job on a schedule, like cron.")
 app.add_typer(group)
 
 ScheduleName = Annotated[
@@ -211,7 +211,7 @@ def change_schedule(
     document is changed.
     """
     if deadline is not None and no_deadline:
-        raise typer.BadParameter("--deadline and --no-deadline exclude each other")
+        raise typer.BadParameter("--deadline and --no-deadline can't be combined")
     names_a_job = bool(words) or like is not None
     if not names_a_job and (code or include or requirements):
         raise typer.BadParameter("--code, --include and --requirements need a file or a program")

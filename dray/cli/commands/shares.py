@@ -54,7 +54,7 @@ def _show(report: ShareReport) -> None:
     amounts = ", ".join(f"{amount:g} {name}" for name, amount in _counted(report).items())
     write_text(
         f"DUE, USED, DIFFERENCE and MARGIN are cluster-hours: 1 is the use of {amounts} for 1 "
-        f"hour. Usage halves every {report.half_life_s / 86400:g} days."
+        f"hour. The weight of past usage halves every {report.half_life_s / 86400:g} days."
     )
 
 

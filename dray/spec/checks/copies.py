@@ -100,8 +100,7 @@ def why_no_state_in_memory(spec: JobSpec) -> str | None:
     if not spec.is_divided:
         return (
             "is only for models that are divided among workers (parallel.shard, tensor, context or "
-            "pipeline above 1): in other models, no worker has a share of the model that other "
-            "workers lack"
+            "pipeline above 1): in other jobs, every worker has the complete model"
         )
     if spec.num_replicas > 1:
         return (

@@ -39,7 +39,7 @@ def _check_divided(spec: JobSpec) -> None:
         return
     if spec.copies_differ:
         at = "/sync/every" if spec.takes_local_steps else "/sync/kind"
-        raise wrong(at, f"{alone}: otherwise no rank has the complete state")
+        raise wrong(at, f"{alone}: above 1, no rank has the complete state")
     if spec.parallel.zero == 1:
         return  # every rank has the complete weights and gradients
     instead = ", or parallel.zero to be 1" if not spec.parallel.inner_axes else ""

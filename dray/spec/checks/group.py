@@ -78,7 +78,7 @@ def check_elastic(spec: JobSpec) -> None:
     if spec.resources.gpus_per_worker:
         why_not = why_not_on_gpus(spec)
         if spec.script is not None:
-            why_not = "a script whose ranks have GPUs is not resized"
+            why_not = "a script whose ranks have GPUs can't be resized"
         if why_not is not None:
             raise wrong("/elastic", f"requires gpus_per_worker 0: {why_not}")
     if spec.parallel.data != "auto":

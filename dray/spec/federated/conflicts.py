@@ -185,7 +185,8 @@ def _check_secure_aggregation(given: Federated, secure: SecureAggregation) -> No
     if given.expected_updates < least:
         raise wrong(
             "/federated/secure_aggregation/threshold",
-            f"is {secure.threshold:g}: {least} of {chosen} clients must remain until a round "
-            f"ends, but dropout_rate and stragglers leave {given.expected_updates:g} on average. "
+            f"is {secure.threshold:g}, so {least} of {chosen} clients must remain until a round "
+            "ends, but with dropout_rate and stragglers, only "
+            f"{given.expected_updates:g} remain on average. "
             "Use more clients_per_round or a lower threshold",
         )

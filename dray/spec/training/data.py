@@ -115,8 +115,8 @@ def base_url(value: str) -> str:
     if value.startswith("hf://"):
         if re.match(base_files.OF_HUB, value) is None:
             raise ValueError(
-                "must name a model on the hub with its revision, hf://org/name@COMMIT: COMMIT are "
-                "the 40 hexadecimal digits of a commit, which always has the same files"
+                "must name a model on the hub and a commit, hf://org/name@COMMIT, where COMMIT is "
+                "40 hexadecimal digits: the files of a commit never change"
             )
         return value
     if value.startswith("job://"):
@@ -318,7 +318,7 @@ class Data(Document):
         if self.sources is None:
             return self
         if self.source != self.sources[0].source:
-            raise ValueError("source and sources exclude each other: leave one of them out")
+            raise ValueError("source and sources can't be combined: leave one of them out")
         if self.size_bytes is not None or self.sha256 is not None:
             raise ValueError("size_bytes and sha256 are only for a single source: leave them out")
         return self

@@ -138,9 +138,11 @@ class Parallel(Document):
         if self.auto:
             self._check_auto(left)
         elif self.data not in ("auto", left):
-            others = ", ".join(f"{axis} {getattr(self, axis)}" for axis in used)
-            between = f" with {others}, so data must be {left}" if used else ""
-            message = f"is {self.data}, but resources.num_workers is {num_workers}{between}"
+            others = "".join(f" and {axis} is {getattr(self, axis)}" for axis in used)
+            message = (
+                f"is {self.data}, but must be {left}, because resources.num_workers is "
+                f"{num_workers}{others}"
+            )
             raise wrong("/parallel/data", message)
         if self.balance == "auto" and used:
             message = (
@@ -202,14 +204,15 @@ class Parallel(Document):
         axis = "tensor" if self.tensor > 1 else "context"
         if model.num_heads % among:
             message = (
-                f"must divide model.num_heads {model.num_heads}: each rank computes whole heads"
+                f"must divide model.num_heads, which is {model.num_heads}: each rank computes "
+                "whole heads"
                 + (f" (tensor x context is {among})" if min(self.tensor, self.context) > 1 else "")
             )
             raise wrong(f"/parallel/{axis}", message)
         if model.context_length % among:
             message = (
-                f"must divide model.context_length {model.context_length}: each rank has an "
-                "equal part of the sequence"
+                f"must divide model.context_length, which is {model.context_length}: each rank has "
+                "an equal part of the sequence"
             )
             raise wrong(f"/parallel/{axis}", message)
 

@@ -436,8 +436,8 @@ class TrainingSession(BatchState):
             raise ValueError(
                 f"the script ended before it reached epoch {self.position.epoch}, the current "
                 "epoch of the job: prepare() restored the training state, but the loop must "
-                "still iterate over the loader once for each epoch from the first on (the loader "
-                "yields no batches in completed epochs). Use train.epochs(n), or range(n)"
+                "still iterate over the loader once for each epoch, including completed "
+                "epochs, in which the loader yields no batches. Use train.epochs(n), or range(n)"
             )
         self.group.enter(LoopPhase.FINISH, self.steps)
         self._must_compare |= self.verifies

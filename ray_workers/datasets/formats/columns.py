@@ -248,9 +248,10 @@ class Column:
             others = f" (one of {self.num_texts:,} such values)"
         raise broken(
             file.where(row),
-            f"the column {shortened(self.name)} is {shortened(value)}, not a number{others}, "
-            f"although {self.num_numbers:,} of its {total:,} values are numbers{self.hint}; "
-            "correct the file, or list the column in data.categorical to treat its values as names",
+            f"the column {shortened(self.name)} has the value {shortened(value)}, which is not a "
+            f"number{others}, although {self.num_numbers:,} of its {total:,} values are numbers"
+            f"{self.hint}; correct the file, or list the column in data.categorical to treat its "
+            "values as names",
         )
 
     def _has_measurements(self) -> bool:

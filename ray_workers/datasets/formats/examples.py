@@ -219,7 +219,7 @@ class _Builder:
                 )
             else:
                 fault = (
-                    "contains no example with a counted token among its first "
+                    "contains no example with a token that counts towards the loss in its first "
                     f"{self._options.max_length:,} tokens: increase method.max_length"
                 )
             where = self._shop.location if what is None else f"{what} part of {self._shop.location}"

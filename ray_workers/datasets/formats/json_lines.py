@@ -49,7 +49,7 @@ def _lines(file: SourceFile, shop: Workshop) -> Iterator[str]:
     except utf8.NotTextError as error:
         raise broken(
             file.location,
-            f"is not UTF-8: the byte at offset {error.offset:,} is not text; the file's encoding "
+            f"is not UTF-8: the byte at offset {error.offset:,} is invalid; the file's encoding "
             f"is probably {utf8.likely_encoding(path)}: save it as UTF-8",
         ) from None
     yield rest

@@ -67,8 +67,8 @@ class CsvFile:
             at = self.names.index("") + 1
             raise broken(
                 self.location,
-                f"column {at} has no name: add a name to the header, or list data.features without "
-                "the column",
+                f"column {at} has no name: add a name to the header, or list only named columns "
+                "in data.features",
             )
 
     def batches(self, names: Sequence[str]) -> Iterator[list[Any]]:
@@ -172,7 +172,7 @@ class CsvFile:
         if at is not None:
             return broken(
                 self.location,
-                f"is not UTF-8: the byte at offset {at:,} is not text; set data.encoding to the "
+                f"is not UTF-8: the byte at offset {at:,} is invalid; set data.encoding to the "
                 f"file's encoding, such as {likely_encoding(self._path)}",
             )
         try:

@@ -191,9 +191,9 @@ class _Building:
             row, value = self.target.first_text or (0, "")
             raise broken(
                 self.file.where(row),
-                f"the target {shortened(self.target.name)} is {shortened(value)}, which is not "
-                "a number; regression predicts numbers, so to predict class names, use "
-                f"tabular_classification{self.target.hint}",
+                f"the target {shortened(self.target.name)} has the value {shortened(value)}, "
+                "which is not a number; regression predicts numbers, so to predict class names, "
+                f"use tabular_classification{self.target.hint}",
             )
 
     def _find_bases_again(self, columns: Sequence[Column]) -> None:
@@ -247,8 +247,8 @@ class _Building:
             self.file.location,
             f"the column {shortened(column.name)} splits the rows into {listed(column.values)}, "
             "but the split is defined by data.validation_fraction, and a model should not learn "
-            "from this column: list data.features without the column, or with the column if the "
-            "model needs it",
+            "from this column: list the columns to use in data.features, and include this "
+            "column only if the model needs it",
         )
 
     def _refuse_one_class(self) -> None:
@@ -365,7 +365,7 @@ class _Building:
             at = int(bad[0])
             raise broken(
                 self.file.where(int(rows[at])),
-                f"the column {shortened(column.name)} is {values[at].as_py()}, which is not a "
-                "finite 32-bit number",
+                f"the column {shortened(column.name)} has the value {values[at].as_py()}, which is "
+                "not a finite 32-bit number",
             )
         return found

@@ -126,7 +126,7 @@ def _pieces(shop: Workshop, files: Sequence[SourceFile]) -> Iterator[str]:
             likely = utf8.likely_encoding(path)
             raise broken(
                 file.location,
-                f"is not UTF-8: the byte at offset {error.offset:,} is not text; the file's "
+                f"is not UTF-8: the byte at offset {error.offset:,} is invalid; the file's "
                 f"encoding is probably {likely}: save it as UTF-8",
             ) from None
         missing = "\n" if shop.is_folder and last != "\n" else ""

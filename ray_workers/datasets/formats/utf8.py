@@ -63,7 +63,7 @@ def converted(path: Path, encoding: str, location: str, target: Path, budget: Bu
         raise broken(
             location,
             f"is not {encoding}, the encoding in data.encoding: the byte at offset "
-            f"{error.offset:,} is not text",
+            f"{error.offset:,} is invalid",
         ) from None
     return target
 

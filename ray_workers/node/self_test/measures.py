@@ -182,7 +182,7 @@ def processors(sizes: WorkSizes = SMALL) -> float:
     if wrong:
         named = ", ".join(map(str, wrong))
         raise Mismatch(
-            f"processor {named}: the matrix product differs from the product of the other "
+            f"processor {named}: the matrix product differs from the product on the other "
             "processors"
         )
     return fastest

@@ -330,7 +330,7 @@ def _compare(devices: Sequence[_Device]) -> tuple[str, bool]:
             devices[number].step = "product"
             devices[number].end(
                 DeviceOutcome.FAILED,
-                "the matrix product differs from the product of the other GPUs of the same model",
+                "the matrix product differs from the product on the other GPUs of the same model",
             )
     return "", False
 

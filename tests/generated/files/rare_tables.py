@@ -135,7 +135,7 @@ def _bad_byte(dice: random.Random) -> Made:
     at = dice.choice((40, BLOCK_BYTES - 2, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 5, 1 << 22))
     lines = pad * ((at - len(text)) // len(pad))
     start = text + lines + b"1,2," + b"a" * max(0, at - len(text) - len(lines) - 4)
-    refusal = Refusal(f"offset {len(start):,} is not text", "latin-1")
+    refusal = Refusal(f"offset {len(start):,} is invalid", "latin-1")
     return {"content": start + b"\xe9t\xe9\n1,2,ant\n", "refusal": refusal}
 
 
@@ -216,7 +216,7 @@ def _other_encoding(dice: random.Random) -> Made:
     text = _written([(y, x, "ant") for y, x, _ in rows])
     match dice.randrange(3):
         case 0:
-            refusal = Refusal("offset 0 is not text", "such as utf-16")
+            refusal = Refusal("offset 0 is invalid", "such as utf-16")
             return {"content": text.encode("utf-16"), "refusal": refusal}
         case 1:
             return {"content": text.encode("utf-16-le"), "refusal": Refusal("utf-16-le")}

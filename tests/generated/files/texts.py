@@ -77,7 +77,7 @@ class TextCase:
             except UnicodeDecodeError as error:
                 if part != "test":
                     place = name.rsplit("/")[-1] if self.is_folder else "a.txt"
-                    found.append(Refusal(place, f"offset {error.start:,} is not text"))
+                    found.append(Refusal(place, f"offset {error.start:,} is invalid"))
         if not found and not self.bytes_of("train") + self.bytes_of("val"):
             found += [Refusal("contains no text"), Refusal("is an empty file")]
         return found

@@ -199,7 +199,7 @@ INVALID |= {
             "resources": {"gpus_per_worker": 1},
         },
         "/elastic",
-        "requires gpus_per_worker 0: a script whose ranks have GPUs is not resized",
+        "requires gpus_per_worker 0: a script whose ranks have GPUs can't be resized",
     ),
     "elastic with half a replica": (
         {

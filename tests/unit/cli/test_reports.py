@@ -92,7 +92,7 @@ def test_reservations_are_named_per_node_and_listed_once(answered: Any) -> None:
 def test_slots_in_quarantine_are_told_under_the_nodes(answered: Any) -> None:
     kept = {"slots": 2, "reason": "pid 7", "since": "2026-01-01T12:00:00Z", "job_id": "job-a"}
     cluster = {"connected": True, "nodes": [node("one", quarantined=[kept]), node("two")]}
-    assert answered(cluster, "cluster")[-1] == "one: 2 slots of job-a in quarantine: pid 7"
+    assert answered(cluster, "cluster")[-1] == "one: 2 slots of job-a are in quarantine: pid 7"
 
 
 def test_a_storage_that_is_full_is_told_with_the_cluster(answered: Any) -> None:

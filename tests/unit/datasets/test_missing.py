@@ -95,12 +95,12 @@ def test_a_parquet_file_lacks_values_as_null_and_as_nan(tmp_path: Path, policy: 
         (
             "x,y\n1,a\ninf,b\n",
             {"missing": "mean"},
-            "'x' is inf, which is not a finite 32-bit number",
+            "'x' has the value inf, which is not a finite 32-bit number",
         ),
         (
             f"x,y\n{2**60 + 1},a\n-1e39,b\n",
             {},
-            "line 3: the column 'x' is -1e39, which is not a finite",
+            "line 3: the column 'x' has the value -1e39, which is not a finite",
         ),
         (
             "x,y\n1,a\n2,b\n",
@@ -138,7 +138,7 @@ def test_a_fault_is_in_its_line_though_rows_before_were_dropped(
     tmp_path: Path, policy: DataPolicy
 ) -> None:
     text = "x,z,y\n,1,a\n,2,b\n1,inf,b\n2,2,a\n"
-    with pytest.raises(DataError, match=r"line 4: the column 'z' is inf"):
+    with pytest.raises(DataError, match=r"line 4: the column 'z' has the value inf"):
         read_csv(text, tmp_path, policy, missing="drop")
 
 

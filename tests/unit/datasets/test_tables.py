@@ -82,7 +82,9 @@ def test_a_decimal_comma(tmp_path: Path, policy: DataPolicy) -> None:
     table = read_csv(text, tmp_path, policy, delimiter=";", decimal=",")
     assert table.numeric.tolist() == [[1.5], [-2.0], [0.1]]
     assert table.vocabularies == (("1.5", "1.6"),)
-    with pytest.raises(DataError, match=r"is '1,5', which is not a number; .* data\.decimal"):
+    with pytest.raises(
+        DataError, match=r"has the value '1,5', which is not a number; .* data\.decimal"
+    ):
         read_csv(text, tmp_path, policy, delimiter=";", target="x", classifies=False)
 
 
@@ -162,8 +164,14 @@ MEASURES = "x,y\n" + "".join(f"{number % 3},{number * 0.37}\n" for number in ran
         ('x,y\n"1\n",a\n\n2,b,c\n', "table.csv, line 5: has 3 fields, but the header has 2"),
         ("x,y\n1,a\n\n,b\n", "table.csv, line 4: the column 'x' has no value"),
         ("x,y\n1,a\nNaN,b\n", "table.csv, line 3: the column 'x' has no value"),
-        ("x,y\n1,a\n-inf,b\n", "table.csv, line 3: the column 'x' is -inf, which is not a finite"),
-        ("x,y\n1,a\n1e39,b\n", "table.csv, line 3: the column 'x' is 1e39, which is not a finite"),
+        (
+            "x,y\n1,a\n-inf,b\n",
+            "table.csv, line 3: the column 'x' has the value -inf, which is not a finite",
+        ),
+        (
+            "x,y\n1,a\n1e39,b\n",
+            "table.csv, line 3: the column 'x' has the value 1e39, which is not a finite",
+        ),
         ("x,y\nred,a\n,b\n", "table.csv, line 3: the column 'x' has no value"),
         ("x,y\n1,a\n2,\n", "table.csv, line 3: the target 'y' has no value"),
         ("x,y\n1,a\n2,a\n", "table.csv: the target 'y' has only one class, 'a', but needs two"),
@@ -178,7 +186,7 @@ MEASURES = "x,y\n" + "".join(f"{number % 3},{number * 0.37}\n" for number in ran
         ("y\n1\n2\n", "table.csv: has no columns other than the target"),
         ("x,x,y\n1,2,3\n", "table.csv: has 2 columns with the name 'x'"),
         (",y\n1,2\n", "table.csv: column 1 has no name"),
-        (b"x,y\n1,\xff\n", "table.csv: is not UTF-8: the byte at offset 6 is not text"),
+        (b"x,y\n1,\xff\n", "table.csv: is not UTF-8: the byte at offset 6 is invalid"),
         (b"x,y\n1,\xff\n", "set data.encoding to the file's encoding, such as latin-1 or cp1252"),
         (IDENTIFIERS, "the column 'x' has a different string in every row"),
         (
@@ -233,7 +241,8 @@ def test_a_row_is_named_though_another_column_is_no_text(
 
 def test_regression_does_not_predict_text(tmp_path: Path, policy: DataPolicy) -> None:
     with pytest.raises(
-        DataError, match="line 3: the target 'y' is 'many', which is not a number; regression"
+        DataError,
+        match="line 3: the target 'y' has the value 'many', which is not a number; regression",
     ):
         read_csv("x,y\n1,2\n2,many\n", tmp_path, policy, classifies=False)
 
@@ -367,7 +376,7 @@ def test_a_column_that_divides_the_rows_is_no_feature(tmp_path: Path, policy: Da
         f"{at},{('train', 'Test')[at % 3 > 1]},{at % 2}\n" for at in range(30)
     )
     with pytest.raises(
-        DataError, match=r"'split' splits the rows .*data\.features without the column"
+        DataError, match=r"'split' splits the rows .*data\.features, and include this"
     ):
         read_csv(text, tmp_path, policy)
     assert read_csv(text, tmp_path, policy, features=["x", "split"]).category_names == ("split",)
@@ -381,7 +390,8 @@ MEASURED = [f"{at * 0.37:.2f}" for at in range(200)]
     [
         (
             "oops",
-            "line 102: the column 'x' is 'oops', not a number, although 199 of its 200 values are",
+            "line 102: the column 'x' has the value 'oops', which is not a number, "
+            "although 199 of its 200 values are",
         ),
         ('"1,163.74"', 'set data.numbers: {thousands: ","}; correct the file'),
         ("88%", 'set data.numbers: {units: ["%"]}; correct the file'),

@@ -94,7 +94,7 @@ def test_the_first_byte_that_is_no_text_is_named(
 ) -> None:
     monkeypatch.setattr(utf8, "PIECE_BYTES", piece_bytes)
     path = write(tmp_path / "a.txt", "ää".encode() + b"ab\xc3(rest")
-    with pytest.raises(DataError, match=r"a\.txt: is not UTF-8: the byte at offset 6 is not text"):
+    with pytest.raises(DataError, match=r"a\.txt: is not UTF-8: the byte at offset 6 is invalid"):
         read(path, policy)
     with pytest.raises(DataError, match="offset 2 is"):
         read(write(tmp_path / "b.txt", b"ab\xe2\x82"), policy)
@@ -133,7 +133,7 @@ def test_a_byte_order_mark_is_dropped_from_each_file(tmp_path: Path, policy: Dat
 def test_utf_16_is_named(tmp_path: Path, policy: DataPolicy) -> None:
     (tmp_path / "a.txt").write_text("one", encoding="utf-16")
     with pytest.raises(
-        DataError, match="the byte at offset 0 is not text; the file's encoding is probably utf-16"
+        DataError, match="the byte at offset 0 is invalid; the file's encoding is probably utf-16"
     ):
         open_text(Data(source=(tmp_path / "a.txt").as_uri()), policy, None)
 

@@ -134,7 +134,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a tool without a call": (
         {"messages": [USER, {**USER, "role": "tool"}, ANSWER]},
-        "role tool as message number 2",
+        "tool message as message number 2",
     ),
     "an empty answer": ({"messages": [USER, {**ANSWER, "content": ""}]}, "is an empty answer"),
     "content that is a number": (

@@ -78,7 +78,10 @@ def test_a_row_to_predict_is_taken_as_the_training_took_it(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("value", ["yesterday", 20240229, 3.5])
 def test_an_error_names_a_value_that_is_not_a_date(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"row 0: the column 'when' is .*, not an ISO 8601 date"):
+    with pytest.raises(
+        ValueError,
+        match=r"row 0: the column 'when' has the value .*, which is not an ISO 8601 date",
+    ):
         TableForm([], {}, dates=["when"]).tensor({"when": value})
     with pytest.raises(ValueError, match="row 0: the column 'when' has no value"):
         TableForm([], {}, dates=["when"]).tensor({"when": np.datetime64("NaT")})

@@ -67,7 +67,7 @@ def test_a_number_is_predicted_in_its_own_unit(tmp_path: Path) -> None:
         ("town,ill,age\nUlm,maybe,31\n", "row 1: has the class 'maybe', but the job's classes are"),
         ("town,ill\nUlm,yes\n", "age"),
         ("town,age\nUlm,31\n", "has no column 'ill', which is the column to predict"),
-        ("town,ill,age\nUlm,yes,old\n", "'old', not a number"),
+        ("town,ill,age\nUlm,yes,old\n", "'old', which is not a number"),
         ("town,ill,age\nUlm,yes\n", "more or fewer fields"),
         ("town,ill,age\n", "has no row"),
         ("town,ill,age\nUlm,yes,\n", "has no value"),

@@ -208,7 +208,10 @@ def test_a_single_row_and_an_array_are_rows_too() -> None:
         ({**ROWS[0], "size": None}, "row 0: the column 'size' has no value"),
         ({**ROWS[0], "size": float("nan")}, "row 0: the column 'size' has no value"),
         ({**ROWS[0], "colour": None}, "row 0: the column 'colour' has no value"),
-        ({**ROWS[0], "size": "big"}, "row 0: the column 'size' is 'big', not a number"),
+        (
+            {**ROWS[0], "size": "big"},
+            "row 0: the column 'size' has the value 'big', which is not a number",
+        ),
         ({"size": [1, 2], "weight": [1], "colour": ["red", "red"]}, "the same number of values"),
         (np.ones((2, 3)), "'colour': an array can't contain dates or categories"),
     ],

@@ -55,7 +55,7 @@ def test_shares() -> None:
         refused(
             played,
             other.to_bytes(),
-            "the message must contain exactly one share for each other client",
+            "the message must contain exactly one share for each of the other clients",
         )
     long = answer.model_copy(update={"shares": {**answer.shares, "client 000": bytes(83)}})
     refused(played, long.to_bytes(), "SharedKeys shares/client 000")

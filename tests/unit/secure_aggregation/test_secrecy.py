@@ -172,7 +172,7 @@ def test_a_client_refuses_messages_of_the_server_that_would_hide_it_less() -> No
     told(
         client,
         Survivors(clients=played.names[1:]).to_bytes(),
-        "not listed exactly once among the survivors",
+        "must be listed exactly once among the survivors",
     )
     told(client, Survivors(clients=[*played.names, "x"]).to_bytes(), "has not shared its keys")
     played.phase()
@@ -188,6 +188,6 @@ def test_clients_that_were_shown_different_rosters_have_no_keys_in_common() -> N
     played.messages = {**played.messages, name: other.to_bytes()}
     with pytest.raises(
         MessageRefused,
-        match=f"{name} .*the message must contain exactly one share for each other client",
+        match=f"{name} .*the message must contain exactly one share for each of the other clients",
     ):
         played.phase()

@@ -34,7 +34,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
             "results in the product 6 (tensor 2 x pipeline 3), which does not divide "
             "resources.num_workers (4): set num_workers to 6, or pipeline to 4",
         ),
-        (divided({"shard": 2, "data": 4}), "/parallel/data", "so data must be 2"),
+        (divided({"shard": 2, "data": 4}), "/parallel/data", "but must be 2"),
         (divided({"tensor": 2}), "/parallel/tensor", "Use parallel.shard, which works with"),
         (divided({"pipeline": 2}), "/parallel/pipeline", "is only for gpt and resnet"),
         (divided({"context": 2}), "/parallel/context", "is only for gpt"),
@@ -72,7 +72,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             divided_gpt({"tensor": 4}, num_heads=2),
             "/parallel/tensor",
-            "must divide model.num_heads 2",
+            "must divide model.num_heads, which is 2",
         ),
         (
             divided_gpt({"tensor": 2, "context": 2}, num_heads=2),
@@ -82,7 +82,7 @@ def divided_gpt(parallel: dict[str, Any], **model: Any) -> dict[str, Any]:
         (
             divided_gpt({"context": 4}, context_length=30),
             "/parallel/context",
-            "must divide model.context_length 30",
+            "must divide model.context_length, which is 30",
         ),
         (
             divided({"shard": 2}, train={"measure_noise": True}),

@@ -139,8 +139,8 @@ OF_ROUNDS = [
     (
         job({"secure_aggregation": {"threshold": 0.9}, "dropout_rate": 0.3}),
         "/secure_aggregation/threshold",
-        "is 0.9: 9 of 10 clients must remain until a round ends, but dropout_rate and "
-        "stragglers leave 7 on average",
+        "is 0.9, so 9 of 10 clients must remain until a round ends, but with dropout_rate and "
+        "stragglers, only 7 remain on average",
     ),
     (
         job({"secure_aggregation": {}, "aggregator": {"name": "krum"}}),

@@ -38,7 +38,7 @@ def test_a_document_is_the_same_after_it_was_written() -> None:
         ({"model": {"base": "sklearn://iris"}}, "/model/pretrained/base", "URL of a folder"),
         ({"model": {"base": "./llama"}}, "/model/pretrained/base", "is neither a name"),
         ({"model": {"base": "https:///c"}}, "/model/pretrained/base", "names no host"),
-        ({"model": {"base": "hf://org/name"}}, "/model/pretrained/base", "with its revision"),
+        ({"model": {"base": "hf://org/name"}}, "/model/pretrained/base", "on the hub and a commit"),
         ({"model": {"base": "hf://org/name@main"}}, "/model/pretrained/base", "40 hexadecimal"),
         (
             {"model": {"base": f"hf://org/../name@{'0' * 40}"}},
@@ -87,7 +87,7 @@ def test_a_document_is_the_same_after_it_was_written() -> None:
         (
             {"data": {"source": "file:///c.jsonl", "sources": [{"source": "file:///a.jsonl"}]}},
             "/data",
-            "source and sources exclude each other",
+            "source and sources can't be combined",
         ),
         (
             {"data": {"sources": [{"source": "file:///a.jsonl"}], "sha256": "0" * 64}},

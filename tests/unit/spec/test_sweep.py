@@ -237,6 +237,6 @@ def test_arguments_that_values_could_make_huge_are_refused_before_they_are_made(
         "script": {"entrypoint": "a.py", **(script if as_role else huge)},
         "sweep": {"metric": "train/loss", "sampler": "grid", "parameters": {"text": [value]}},
     }
-    with pytest.raises(Fault, match="characters with the sweep's values") as caught:
+    with pytest.raises(Fault, match="characters with the sweep's longest values") as caught:
         check(document)
     assert caught.value.pointer == "/script/args"

@@ -16,12 +16,12 @@ from service.domain.scheduling.rules.shares import Tier, UserStanding
 
 TIERS = {
     Tier.QUOTA: "within its queue's quota",
-    Tier.SHARE: "its queue has not used more than its share",
+    Tier.SHARE: "its queue has used at most its share",
     Tier.AHEAD: "its queue has used more than its share",
 }
 IN_TREE = {
     Tier.QUOTA: "within the quota of the queue {!r}",
-    Tier.SHARE: "the queue {!r} has not used more than its share",
+    Tier.SHARE: "the queue {!r} has used at most its share",
     Tier.AHEAD: "the queue {!r} has used more than its share",
 }
 STANDINGS = {

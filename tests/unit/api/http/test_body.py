@@ -54,7 +54,7 @@ def test_text_that_no_database_holds_is_refused_with_its_pointer(body: bytes, po
     with pytest.raises(Refused) as caught:
         parse(body)
     assert (caught.value.code, caught.value.pointer) == ("invalid_document", pointer)
-    assert "NUL or half of a surrogate pair" in caught.value.detail
+    assert "NUL or an unpaired surrogate" in caught.value.detail
 
 
 def test_text_of_all_languages_passes() -> None:

@@ -116,7 +116,7 @@ def test_each_factor_is_told_in_words_with_both_values() -> None:
         ),
     }
     assert [(each.name, each.message) for each in factors.of("small")] == [
-        ("tier", "its queue has not used more than its share"),
+        ("tier", "its queue has used at most its share"),
         ("priority", "priority 50"),
         ("standing", "its owner has used more than their share"),
         ("usage", "its owner has used 200% of their share"),

@@ -297,13 +297,13 @@ def test_reasons_name_the_queues_that_decide() -> None:
     (ahead,) = factors.ahead("second", 20)
     assert (ahead.job_id, ahead.decided_by) == ("first", "tier")
     assert ahead.message == (
-        "within the quota of the queue 'lab'; this job: the queue 'other' has not used more than "
-        "its share"
+        "within the quota of the queue 'lab'; this job: the queue 'other' has used at most its "
+        "share"
     )
     tiers = [each.message for each in factors.of("first") if each.name == "tier"]
     assert tiers == [
         "within the quota of the queue 'lab'",
-        "the queue 'a' has not used more than its share",
+        "the queue 'a' has used at most its share",
     ]
 
 
