@@ -26,7 +26,6 @@ router = APIRouter(prefix="/v1", tags=["plan"])
         "body_too_large",
         "unsupported_media_type",
         "invalid_document",
-        "licence_not_accepted",
         "not_plannable",
         "invalid_parameter",
     ),

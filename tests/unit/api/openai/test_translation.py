@@ -246,16 +246,6 @@ def test_a_name_that_can_not_be_decoded_is_refused(charset: str) -> None:
         multipart.parse(body.encode(), "multipart/form-data; boundary=b")
 
 
-def test_preferences_are_learned_without_the_samples_of_the_catalogue() -> None:
-    defaults: Any = {"samples": {"prompts": ["Hello"]}}
-    entry = CatalogueModel(name="llama", base="file:///m", defaults=defaults)
-    for kind, has_samples in (("supervised", True), ("dpo", False)):
-        body = {"model": "llama", "training_file": FILE_A, "method": {"type": kind}}
-        asked = TuningRequest.model_validate(body)
-        document = translation.job_of(asked, entry, rows(9), validates=False).document
-        assert (check(document).samples is not None) == has_samples
-
-
 def test_the_numbers_of_a_checkpoint_are_in_its_id() -> None:
     assert translation.checkpoint_numbers(JOB_ID, f"ftckpt-{JOB_ID}-2-40") == (2, 40)
     for other in (
