@@ -131,6 +131,8 @@ class RendezvousHandler:
         self._watcher: threading.Thread | None = None
         self._training = WaitingThread(threading.get_ident(), threading.get_native_id())
         self._continued: Callable[[], None] | None = None
+        self._handover = threading.Lock()
+        """Held while another thread is started to continue the training."""
         self._store: Store | None = None
         """The store of this round."""
         self._is_without_group = False
@@ -207,16 +209,21 @@ class RendezvousHandler:
 
     def park_if_replaced(self) -> None:
         """Never return if another thread continues the training of the calling thread."""
-        if not self._training.is_current():
+        with self._handover:
+            is_replaced = not self._training.is_current()
+        if is_replaced:
             threading.Event().wait()
 
     def _hand_over_if_stuck(self) -> None:
         stood_still = self._training.num_looks_without_progress()
         if self._continued is None or stood_still < LOOKS_BEFORE_HANDOVER:
             return
-        thread = threading.Thread(target=self._continued, name="dray-training", daemon=True)
-        thread.start()
-        self._training = WaitingThread(thread.ident, thread.native_id)
+        with self._handover:  # if the thread wakes from now on, it waits in `park_if_replaced`
+            if not self._training.num_looks_without_progress():
+                return
+            thread = threading.Thread(target=self._continued, name="dray-training", daemon=True)
+            thread.start()
+            self._training = WaitingThread(thread.ident, thread.native_id)
 
     def _watch(self) -> None:
         """Cut this rank's connections when another round is announced, even while this rank waits

@@ -111,7 +111,7 @@ def test_a_job_trains_and_its_model_is_listed(shop: Shop, client: Any, training:
     assert list(jobs.checkpoints.list(job.id)) == []
     deleted = f"ftckpt-{job.id}-1-2"  # the last of a page may be deleted before the next page
     assert list(jobs.checkpoints.list(job.id, after=deleted)) == []
-    with pytest.raises(openai.BadRequestError, match="no checkpoint of this job"):
+    with pytest.raises(openai.BadRequestError, match="not a checkpoint of this job"):
         jobs.checkpoints.list(job.id, after=f"{deleted}x")
     for name in ("none", "ft:x", f"ft:llama-tiny:bob::{job.id}"):
         with pytest.raises(openai.NotFoundError):

@@ -187,7 +187,7 @@ def test_times_on_days_on_which_clocks_change(
         ("", "has 0 fields"),
         ("* * * *", "has 4 fields"),
         ("0 30 2 * * *", "seconds can't be set"),
-        ("@reboot", "'@reboot' is not a known name"),
+        ("@reboot", "'@reboot' is not a predefined schedule"),
         ("0 0 30 2 *", "bad day-of-month"),
         ("60 * * * *", "bad minute"),
         ("0 24 * * *", "bad hour"),
