@@ -316,8 +316,8 @@ class ParameterServer(SyncKind):
         if self.shards_kept_by == "replica" and self.servers == 1:
             raise wrong(
                 "/sync/shards_kept_by",
-                "must be snapshot with one server, because the replica is kept on the next "
-                "server: set sync.servers to 2 or more",
+                "must be snapshot if there is only one server, because the replica is kept on the "
+                "next server: set sync.servers to 2 or more",
             )
 
 

@@ -136,7 +136,7 @@ class Supervisors:
 
     async def _answers(self, idle: _Idle) -> bool:
         """Reserve a supervisor, and return whether it is idle. A supervisor that does not respond
-        might be suspended and would then not exit, so it is ended."""
+        might be suspended, in which case it would never exit by itself, so it is killed."""
         try:
             return bool(await result_within(RESERVE_LIMIT_S, idle.actor.reserve.remote()))
         except (TimeoutError, ActorUnavailableError):

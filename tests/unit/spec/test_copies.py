@@ -126,7 +126,7 @@ NO_GOSSIP: list[tuple[dict[str, Any], str, str]] = [
         (
             served(4, shards_kept_by="replica"),
             "/sync/shards_kept_by",
-            "must be snapshot with one server, because the replica is kept on the next server",
+            "must be snapshot if there is only one server, because the replica is kept on the next",
         ),
         (
             served(4) | {"parallel": {"shard": 2}},

@@ -258,8 +258,8 @@ class Windows:
         return f"{shown} and {more} more" if more > 0 else shown
 
     def leaving(self) -> list[Leaving]:
-        """Return the running jobs that must release slots now: jobs that a reservation does not
-        admit, shortly before it begins, and jobs of a reservation, shortly before it ends."""
+        """Return the running jobs that must release slots now: if a reservation is about to begin,
+        the jobs that it does not admit; if it is about to end, its own jobs."""
         found: dict[str, Leaving] = {}
         on_nodes: dict[str, list[RunningJob]] | None = None
         for each in self._all:
