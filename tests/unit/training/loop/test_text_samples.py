@@ -131,7 +131,7 @@ def test_a_rank_that_is_killed_while_it_generates_changes_nothing(
     ("prompts", "fault"),
     [
         ([[{"role": "user", "content": "x"}]], "has no chat template"),
-        (["the cat " * 40], "more than method.max_length, 64"),
+        (["the cat " * 40], "exceeds method.max_length .64."),
     ],
 )
 def test_a_prompt_that_cannot_be_used_is_named_before_training(
