@@ -159,7 +159,9 @@ async def test_each_is_refused_unless_both_are_arrays_of_the_same_size(service: 
     with pytest.raises(InvalidDocument, match="requires arrays of equal size") as refused:
         await service.submit(array={"size": 3}, after=each(first))
     assert refused.value.pointer == "/after/0/each"
-    with pytest.raises(InvalidDocument, match="requires this document to define an array or a sweep"):
+    with pytest.raises(
+        InvalidDocument, match="requires this document to define an array or a sweep"
+    ):
         await service.submit(after=each(first))
     with pytest.raises(ValueError, match="requires the id of an array"):
         await service.submit(array={"size": 2}, after=each(a[0]))
