@@ -43,8 +43,10 @@ ALPACA = (
 )
 """The prompt of Stanford Alpaca, for tokenizers without a chat template."""
 
-PAIR_KEYS = frozenset({"chosen", "rejected", "preferred_output", "non_preferred_output"})
-"""Keys of preference pairs, including the ones of OpenAI's format."""
+SIDES = ("chosen", "rejected")
+"""The answers of a preference pair, in order."""
+OPENAI = ("preferred_output", "non_preferred_output")
+"""The names of `SIDES` in OpenAI's format."""
 
 Message = dict[str, Any]
 Span = tuple[int, int]
@@ -65,7 +67,7 @@ class ExampleEncoder:
     def encode(self, location: str, record: Mapping[str, Any]) -> Encoded:
         """Return the tokens of an example. Raises DataError."""
         record = {key: value for key, value in record.items() if value is not None}
-        if record.keys() & PAIR_KEYS:
+        if record.keys() & {*SIDES, *OPENAI}:
             raise broken(
                 location,
                 "is a preference pair, but the method sft learns from single answers: set "

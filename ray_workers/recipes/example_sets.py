@@ -16,12 +16,11 @@ from ray_workers.datasets.core.errors import broken, printable
 from ray_workers.datasets.formats.examples import Encoder, Examples, joined, open_examples
 from ray_workers.datasets.sources.source import location_of
 from ray_workers.recipes import splits
+from ray_workers.recipes.chat_encoding import SIDES
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.data.device_dataset import Rows
 from ray_workers.training.data.sampler import derive_seed
 
-SIDES = ("chosen", "rejected")
-"""The examples of a preference pair, in order."""
 NUM_SHOWN = 3
 MAX_SHOWN_TOKENS = 400
 """Number of tokens of an example that the log shows."""
@@ -52,6 +51,8 @@ class ExampleSets:
     """The examples of all sources."""
     num_each: int
     """Number of examples of a sample."""
+    has_counted_tokens: bool
+    """Whether the loss is computed from single tokens, and not from the reward of an answer."""
     training: Rows
     """Numbers of the samples of an epoch, in ascending order. A sample that an epoch contains twice
     is listed twice."""
@@ -92,7 +93,8 @@ def open_sets(
     starts = np.cumsum([0, *nums])
     parts = [
         SourceExamples(
-            *(location_of(one.source), found.form, one.examples is None), start + np.arange(num)
+            *(location_of(one.source), found.form, num_each == 1 and one.examples is None),
+            start + np.arange(num),
         )
         for one, found, start, num in zip(sources, opened, starts, nums, strict=False)
     ]
@@ -103,7 +105,9 @@ def open_sets(
     if data.sources is not None or data.validation is not None:
         text = json.dumps([[one.fingerprint for one in opened], repeats])
         fingerprint = hashlib.sha256(text.encode()).hexdigest()
-    return ExampleSets(joined(opened, fingerprint), num_each, training, validation, parts)
+    has_counted_tokens = not isinstance(method, spec.Reward)
+    examples = joined(opened, fingerprint)
+    return ExampleSets(examples, num_each, has_counted_tokens, training, validation, parts)
 
 
 def _divided(
@@ -172,7 +176,7 @@ def report(sets: ExampleSets, tokenizer: Any) -> dict[str, Any]:
         "training": len(training),
         "validation": len(validation),
         "tokens": int(lengths[training].sum()),
-        "counted_tokens": int(num_counted[training].sum()),
+        "counted_tokens": int(num_counted[training].sum()) if sets.has_counted_tokens else None,
         "truncated": examples.num_truncated,
         "dropped": examples.num_dropped,
         "ignored_test_files": examples.num_left_out,
@@ -194,7 +198,7 @@ def report(sets: ExampleSets, tokenizer: Any) -> dict[str, Any]:
             {
                 "number": number + 1,
                 **side,
-                **shown(examples, sets.num_each * number + at, tokenizer),
+                **shown(sets, sets.num_each * number + at, tokenizer),
             }
             for number in sets.first
             for at, side in enumerate(sides)
@@ -202,11 +206,13 @@ def report(sets: ExampleSets, tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def shown(examples: Examples, number: int, tokenizer: Any) -> dict[str, Any]:
+def shown(sets: ExampleSets, number: int, tokenizer: Any) -> dict[str, Any]:
     """Return an example as the model sees it: its tokens, and its text as spans that are marked as
     counting in the loss or not."""
+    examples = sets.examples
     at = examples.tokens(number)
-    ids, counts = examples.ids[at].tolist(), examples.counts[at].tolist()
+    ids = examples.ids[at].tolist()
+    counts = examples.counts[at].tolist() if sets.has_counted_tokens else [False] * len(ids)
     spans: list[dict[str, Any]] = []
     start = 0
     for counted, group in itertools.groupby(counts):
@@ -217,7 +223,7 @@ def shown(examples: Examples, number: int, tokenizer: Any) -> dict[str, Any]:
     return {
         "is_truncated": bool(examples.is_cut[number]),
         "num_tokens": len(ids),
-        "num_counted": sum(counts),
+        "num_counted": sum(counts) if sets.has_counted_tokens else None,
         "spans": spans,
         "tokens": [
             {"id": one, "text": tokenizer.decode([one]), "counts": counted}
@@ -230,8 +236,8 @@ def lines(sets: ExampleSets, found: Mapping[str, Any]) -> Iterator[str]:
     """Yield sentences for the job's log from a report."""
     what = found["what"]
     yield (
-        f"{found['training']:,} training {what} with {found['tokens']:,} tokens, of which "
-        f"{found['counted_tokens']:,} count in the loss; {found['validation']:,} validation {what}"
+        f"{found['training']:,} training {what} with {found['tokens']:,} tokens"
+        f"{_counted(found['counted_tokens'])}; {found['validation']:,} validation {what}"
     )
     for part in found["sources"]:
         how = ", recognised by the names of its fields" if part["form_is_recognised"] else ""
@@ -257,6 +263,10 @@ def lines(sets: ExampleSets, found: Mapping[str, Any]) -> Iterator[str]:
         yield _line(one)
 
 
+def _counted(number: int | None) -> str:
+    return "" if number is None else f", of which {number:,} count in the loss"
+
+
 def _line(one: Mapping[str, Any]) -> str:
     """Return an example as one line, with the tokens that count between « and »."""
     total, counted = one["num_tokens"], one["num_counted"]
@@ -271,7 +281,5 @@ def _line(one: Mapping[str, Any]) -> str:
         left -= span["tokens"]
     cut = ", cut to method.max_length" if one["is_truncated"] else ""
     rest = f" (of {total:,} tokens)" if left < 0 else ""
-    about = (
-        f"{name}: {total:,} tokens{cut}, of which {counted:,} count in the loss (marked with «»): "
-    )
-    return printable(f"{about}{''.join(parts)}{rest}")
+    marked = "" if counted is None else f"{_counted(counted)} (marked with «»)"
+    return printable(f"{name}: {total:,} tokens{cut}{marked}: {''.join(parts)}{rest}")

@@ -13,13 +13,10 @@ from torch import Tensor
 from dray import spec
 from ray_workers.datasets.core.errors import broken, listed
 from ray_workers.datasets.formats.examples import Encoded, Examples
-from ray_workers.recipes.chat_encoding import FORMS, ExampleEncoder
-from ray_workers.recipes.example_sets import SIDES
+from ray_workers.recipes.chat_encoding import FORMS, OPENAI, SIDES, ExampleEncoder
 from ray_workers.recipes.measures import IGNORED
 from ray_workers.training.data.device_dataset import Rows, Samples
 
-OPENAI = ("preferred_output", "non_preferred_output")
-"""The names of `SIDES` in OpenAI's format."""
 HELP = "{prompt: ..., chosen: ..., rejected: ...} or {chosen: [messages], rejected: [messages]}"
 
 

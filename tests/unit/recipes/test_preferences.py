@@ -138,6 +138,14 @@ def test_equal_pairs_in_both_splits_are_reported(home: Path, tmp_path: Path) -> 
 KINDS = ["llama", "qwen3", "gemma3", "gpt2"]
 
 
+def test_the_log_of_a_reward_model_does_not_say_that_tokens_count(home: Path) -> None:
+    """Its loss is computed from one reward for each answer."""
+    work = build(job(home, "reward"), home)
+    assert not any("count" in line or "«" in line for line in work.about)
+    (first, *_) = work.files["examples.json"]["first"]
+    assert (first["num_counted"], len(first["spans"])) == (None, 1)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("adapter", [None, LORA, DORA], ids=["all", "lora", "dora"])
 def test_transformers_and_peft_load_a_reward_model(tmp_path: Path, kind: str, adapter: Any) -> None:
