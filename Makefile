@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 MLFLOW := .venv-mlflow
 FLOWER := .venv-flower
+TRL := .venv-trl
 BIN := $(VENV)/bin
 # Which build of torch `make setup` installs: auto (what pip finds first), cpu, or cuda.
 # For cpu and cuda give the index that pytorch.org/get-started names, as TORCH_INDEX_URL.
@@ -101,7 +102,7 @@ format: setup ## put the code into its format
 	$(BIN)/ruff check --fix --exit-zero .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.bench-ready $(MLFLOW)/.ready $(FLOWER)/.ready ## measure against peers, in an hour and a half (see benchmarks/README.md)
+bench: $(VENV)/.bench-ready $(MLFLOW)/.ready $(FLOWER)/.ready $(TRL)/.ready ## measure against peers, in an hour and a half (see benchmarks/README.md)
 	$(BIN)/python -m benchmarks
 
 chaos: setup ## inject every fault into real jobs for two hours or more; writes docs/explanation/chaos.md
@@ -121,6 +122,12 @@ $(FLOWER)/.ready: benchmarks/flower-requirements.txt
 	$(PYTHON) -m venv $(FLOWER)
 	$(FLOWER)/bin/python -m pip install --quiet $(torch_index) '$(torch_pin_$(TORCH))'
 	$(FLOWER)/bin/python -m pip install --quiet --requirement benchmarks/flower-requirements.txt
+	@touch $@
+
+$(TRL)/.ready: benchmarks/trl-requirements.txt
+	$(PYTHON) -m venv $(TRL)
+	$(TRL)/bin/python -m pip install --quiet $(torch_index) '$(torch_pin_$(TORCH))'
+	$(TRL)/bin/python -m pip install --quiet --requirement benchmarks/trl-requirements.txt
 	@touch $@
 
 blocking: setup ## write the blocking client anew, after a change of the asynchronous one

@@ -85,6 +85,7 @@ BENCHMARKS = {
     "server_replicas": "wire.replicas",
     "strategies": "strategies.measure",
     "large_batch": "large_batch.measure",
+    "fine_tuning": "fine_tuning.measure",
     "federated": "federated.measure",
     "federated_speed": "federated.speed",
     "federated_http": "federated.over_http",
