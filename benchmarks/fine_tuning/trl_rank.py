@@ -7,10 +7,12 @@ Rank 0 writes the time of the end of each step, in seconds since 1970, to `targe
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
 import time
+from pathlib import Path
 
 NUM_EXAMPLES = 256
 NUM_EPOCHS = 3
@@ -22,16 +24,16 @@ RANK, ALPHA = 8, 16
 
 
 def main() -> None:
-    import datasets
-    import peft
     import torch
-    import transformers
-    import trl
+
+    datasets, peft, transformers, trl = (
+        importlib.import_module(name) for name in ("datasets", "peft", "transformers", "trl")
+    )
 
     base, examples, way, target = sys.argv[1:]
     times: list[float] = []
 
-    class Clock(transformers.TrainerCallback):
+    class Clock(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
         def on_step_end(self, *_: object, **__: object) -> None:
             times.append(time.time())
 
@@ -39,10 +41,10 @@ def main() -> None:
     lora = peft.LoraConfig(
         r=RANK, lora_alpha=ALPHA, target_modules="all-linear", task_type="CAUSAL_LM"
     )
-    with open(examples) as lines:
+    with Path(examples).open() as lines:
         rows = datasets.Dataset.from_list([json.loads(line) for line in lines])
     config = trl.SFTConfig(
-        output_dir=os.path.dirname(target),
+        output_dir=str(Path(target).parent),
         per_device_train_batch_size=BATCH_SIZE,
         num_train_epochs=NUM_EPOCHS,
         learning_rate=LR,
@@ -69,8 +71,7 @@ def main() -> None:
     )
     trainer.train()
     if int(os.environ["RANK"]) == 0:
-        with open(target, "w") as file:
-            json.dump(times, file)
+        Path(target).write_text(json.dumps(times))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
 from collections.abc import Sequence
@@ -30,17 +31,18 @@ def make_base(folder: Path, words: Sequence[str]) -> None:
     """Write a Llama with random weights, and a tokenizer with one token per word."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
+    transformers: Any = importlib.import_module("transformers")  # its types are not complete
     vocabulary = {name: number for number, name in enumerate(["<pad>", "<s>", "</s>", *words])}
     fast = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=fast, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
     )
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=len(vocabulary), **SIZES)
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    config = transformers.LlamaConfig(vocab_size=len(vocabulary), **SIZES)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 

@@ -34,8 +34,8 @@ RESTART_TIMEOUT_S = 60.0
 """Timeout for torchrun, which sometimes restarts into a rendezvous that never completes."""
 OBSERVE_S = 0.005
 """Pause between two observations of the ranks' progress, for dray and the peers."""
-SPARES_LOOK_S = 0.2
-"""Pause between two requests for the number of ready spares."""
+READY_LOOK_S = 0.2
+"""Pause between two requests that check whether spares and copies are ready."""
 WORKED_ON_S = 0.3
 """Seconds for which torchft's replacement trains before the turn ends."""
 T = TypeVar("T")
@@ -63,19 +63,31 @@ class Dray:
     def killed_with_spares(
         self, document: dict[str, Any], num_spares: int, *, at_step: int
     ) -> Recovery:
-        """Kill a rank externally once this number of spares is ready."""
-        return self._killed(document, num_spares=num_spares, at_step=at_step)
+        """Kill a rank externally once this number of spares is ready, and a copy of a divided
+        model is in the memory of the peers. The job is cancelled after the recovery."""
+
+        def is_ready(job_id: str) -> bool:
+            copied = "in_memory" not in document["checkpoint"] or any(
+                series.values
+                for series in self._client.metrics(job_id, ["perf/copy_time_s"]).series.values()
+            )
+            return copied and self._client.get(job_id).spares_ready >= num_spares
+
+        return self._killed(document, at_step=at_step, is_ready=is_ready)
 
     def _killed(
-        self, document: dict[str, Any], *, num_spares: int = 0, at_step: int = work.KILL_AT_STEP
+        self,
+        document: dict[str, Any],
+        *,
+        at_step: int = work.KILL_AT_STEP,
+        is_ready: Callable[[str], bool] | None = None,
     ) -> Recovery:
+        """is_ready: whether a rank can be killed. Such a job is cancelled after the recovery."""
         job = self._client.submit(document)
         seen, job_pages = SeenCommits(), JobPages(job.id)
-        if num_spares:
+        if is_ready is not None:
             _await(
-                lambda: self._client.get(job.id).spares_ready >= num_spares,
-                "the spares to be ready",
-                pause_s=SPARES_LOOK_S,
+                lambda: is_ready(job.id), "the spares and copies to be ready", pause_s=READY_LOOK_S
             )
 
         def victim() -> int | None:
@@ -99,10 +111,14 @@ class Dray:
             if found is None or found.caught_up_s is None:
                 return None
             # The page of a spare that has taken the rank keeps the spare's own index.
-            return found if num_spares or found.whole_s is not None else None
+            return found if is_ready is not None or found.whole_s is not None else None
 
         found = _await(recovered, "the job to continue training")
-        self._end(job.id)
+        if is_ready is not None:
+            self._client.cancel(job.id)
+            self._client.wait(job.id, TURN_TIMEOUT_S)
+        else:
+            self._end(job.id)
         return found
 
     def drilled(self) -> Recovery:

@@ -27,7 +27,7 @@ GOALS_S = {
     for rest, num in NUM_SPARES.items()
 }
 COPY_EVERY = 4
-KILL_AT_STEP, NUM_STEPS = 10, 40
+KILL_AT_STEP, NUM_STEPS = 10, 1000
 SETTLE_S = 6.0
 
 METHOD = (
@@ -37,8 +37,9 @@ METHOD = (
     "FSDP2. Tensor: a GPT with 84 million parameters, batch of 4 sequences of 32 bytes, each layer "
     "divided between the ranks. The divided models keep copies in the memory of the other rank "
     f"every {COPY_EVERY} steps, or when the previous copy is complete, if that is later.",
-    f"When rank 1 has committed step {KILL_AT_STEP} and the spare, if there is one, is ready, its "
-    "process receives SIGKILL by its pid.",
+    f"When rank 1 has committed step {KILL_AT_STEP}, the spare, if there is one, is ready, and the "
+    "first copy is complete, its process receives SIGKILL by its pid. The job is cancelled after "
+    "the recovery.",
     "The table shows the seconds from just before the signal until any rank commits the next "
     "optimizer step in a group without the dead process. They include the whole step, whose usual "
     "duration is in the second table.",

@@ -242,6 +242,12 @@ def _divided(name: str, num_workers: int, every_steps: int) -> Kind:
     return kind
 
 
+def _with_spare(kind: Kind) -> Kind:
+    """The same job with a process that takes the place of the first rank that is lost."""
+    kind.spec["elastic"] = {"spares": 1}
+    return kind
+
+
 def _checked() -> Kind:
     """A job whose replicas are compared. A drill corrupts the state of one of them."""
     kind = _digits("checked", 3, 20, 25)
@@ -333,6 +339,8 @@ def kinds(folder: Path) -> dict[str, Kind]:
         _digits("often saved", 2, 20, 3),
         _divided("sharded", 2, 25),
         _divided("sharded replicas", 4, 25),
+        _with_spare(_digits("with a spare", 2, 20, 25)),
+        _with_spare(_divided("sharded with a spare", 2, 25)),
         _checked(),
         _read_by_loaders(folder),
         _clients(),

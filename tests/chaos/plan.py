@@ -24,9 +24,10 @@ SILOS = ("silos", "silos of a quorum")
 OUTSIDE = "clients outside"
 CHECKED = "checked"
 DIVIDED = ("sharded", "sharded replicas")
+WITH_SPARE = ("with a spare", "sharded with a spare")
 RECIPES = READ_BY_LOADERS | {
     *("one rank", "two ranks", "four ranks", "elastic", "often saved", "clients"),
-    *(*DIVIDED, CHECKED),
+    *(*DIVIDED, *WITH_SPARE, CHECKED),
     *(*GOSSIP, *SERVERS, *SILOS, OUTSIDE),
 }
 PREPARED = frozenset({"two optimizers"})
