@@ -157,7 +157,7 @@ BLOWS: Mapping[str, Mapping[Blow, frozenset[str]]] = {
 VICTIMS_ON_BOTH = (
     *("two ranks", "long", "four ranks", "long script", "often saved", "elastic"),
     *("read by loaders", "long", "one rank", "long", "two optimizers", "clients"),
-    *(OUTSIDE, *GOSSIP, *SERVERS, *DIVIDED, CHECKED),
+    *(OUTSIDE, *GOSSIP, *SERVERS, *DIVIDED, CHECKED, *WITH_SPARE),
 )
 """Long jobs have odd indexes, where a turn may end early (`LAST`)."""
 VICTIMS: Mapping[str, Sequence[str]] = {
@@ -166,7 +166,7 @@ VICTIMS: Mapping[str, Sequence[str]] = {
 }
 """The victims on each ground, in order. Silos have their own nodes."""
 BYSTANDERS = ("short", "sweep", "array", "fails", "cancelled", "script", "array")
-TURNS = 24
+TURNS = 26
 """Turns of a complete run, per ground."""
 BLOWS_OF_A_TURN = 4
 LONG_UNTIL = 0.5
