@@ -73,7 +73,8 @@ def measure(num_rounds: int, progress: Callable[[str], None]) -> Result:
         generator = random.Random(0)
         words = write_words(generator)
         make_base(home / "base", words)
-        lengths = write_examples(home / "examples.jsonl", words, generator)
+        lengths = write_examples(home / "examples.jsonl", words, generator, trl.NUM_EXAMPLES)
+        write_examples(home / "validation.jsonl", words, generator, NUM_RANKS * trl.BATCH_SIZE)
         num_tokens = sum(lengths)
         for number in range(num_rounds):
             for name, lora in WAYS.items():

@@ -50,12 +50,14 @@ def write_words(generator: random.Random) -> list[str]:
     return sorted({"".join(generator.choices(LETTERS, k=8)) for _ in range(NUM_WORDS)})
 
 
-def write_examples(path: Path, words: Sequence[str], generator: random.Random) -> list[int]:
+def write_examples(
+    path: Path, words: Sequence[str], generator: random.Random, num_examples: int
+) -> list[int]:
     """Write prompts and completions, and return the number of tokens of each, including its end.
     The lengths of the completions are log-normal."""
     lengths = []
     with path.open("w") as target:
-        for _ in range(trl.NUM_EXAMPLES):
+        for _ in range(num_examples):
             prompt = generator.choices(words, k=generator.randint(8, 48))
             length = min(max(int(generator.lognormvariate(4.0, 0.9)), 4), 400)
             completion = generator.choices(words, k=length)
@@ -88,7 +90,10 @@ def document(home: Path, *, lora: bool, packing: bool) -> dict[str, Any]:
         "recipe": "fine_tuning",
         "model": model,
         "method": {"name": "sft", "max_length": trl.MAX_LENGTH, "packing": packing},
-        "data": {"source": (home / "examples.jsonl").as_uri(), "validation_fraction": 0.0},
+        "data": {
+            "source": (home / "examples.jsonl").as_uri(),
+            "validation": (home / "validation.jsonl").as_uri(),
+        },
         "train": {
             "epochs": trl.NUM_EPOCHS,
             "global_batch_size": NUM_RANKS * trl.BATCH_SIZE,
