@@ -23,6 +23,7 @@ from service.jobs.bulk import BulkChanges
 from service.storage.storage import Storage
 from service.tracking.service import Tracking, annotate_row
 from tests.databases import migrated_sqlite
+from tests.marks import FRESH_SEEDS
 from tests.unit.service.helpers import Service, spec
 
 ACTIONS: st.SearchStrategy[tuple[str, dict[str, Any]]] = st.one_of(
@@ -179,7 +180,7 @@ async def compare(
 
 
 @given(jobs=JOBS, action=ACTIONS, chosen=FILTERS)
-@settings(max_examples=40)
+@settings(max_examples=200 if FRESH_SEEDS else 20)
 def test_many_jobs_are_changed_as_each_alone(
     jobs: list[tuple[str, str, str]], action: tuple[str, dict[str, Any]], chosen: dict[str, Any]
 ) -> None:
