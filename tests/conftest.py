@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import gc
-import shutil
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
 import pytest
 from hypothesis import settings
 
-from service.db.migrate import migrate
-from service.db.models import Base
-from service.db.repositories.catalog import document_values
 from service.db.session import Database
-from service.domain.tracking.document_values import defaults
+from tests.databases import (
+    PostgresCleaner,
+    migrate_as_at_start,
+    migrated_sqlite,
+    share_compiled_statements,
+)
 from tests.integration.fixtures import client, embedded, script_path
 from tests.marks import FRESH_SEEDS, ONE_SET, RULES, SOAK
 from tests.postgres import new_postgres
@@ -28,6 +28,7 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("dray")
+share_compiled_statements()
 
 __all__ = ["client", "embedded", "script_path"]
 
@@ -65,16 +66,6 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def _migrated(url: str) -> None:
-    database = Database(url)
-    try:
-        migrate(database)
-        # As the service does on startup.
-        database.write_sync(lambda s: document_values.insert_shared(s, defaults()))
-    finally:
-        database.close()
-
-
 @pytest.fixture(scope="session")
 def _postgres() -> Iterator[str]:
     """URL of a migrated database on this session's PostgreSQL server."""
@@ -86,64 +77,38 @@ def _postgres() -> Iterator[str]:
                     f"ALTER SYSTEM SET {setting} = off"
                 )  # the data is never needed after a crash
             connection.execute("SELECT pg_reload_conf()")
-        _migrated(server.get_uri())
+        migrate_as_at_start(server.get_uri())
         yield server.get_uri()
     finally:
         server.cleanup()
 
 
+@pytest.fixture(scope="session")
+def _cleaner(_postgres: str) -> Iterator[PostgresCleaner]:
+    cleaner = PostgresCleaner(_postgres)
+    yield cleaner
+    cleaner.close()
+
+
 @pytest.fixture
-def postgres_url(_postgres: str) -> Iterator[str]:
+def postgres_url(_postgres: str, _cleaner: PostgresCleaner) -> Iterator[str]:
     """URL of an empty, migrated PostgreSQL database for this test alone."""
-    with _emptied_afterwards(_postgres):
-        yield _postgres
+    yield _postgres
+    _cleaner.empty()
 
 
 @pytest.fixture(scope="module")
-def module_postgres_url(_postgres: str) -> Iterator[str]:
+def module_postgres_url(_postgres: str, _cleaner: PostgresCleaner) -> Iterator[str]:
     """URL of a PostgreSQL database that all tests of a module share, empty and migrated."""
-    with _emptied_afterwards(_postgres):
-        yield _postgres
-
-
-@contextmanager
-def _emptied_afterwards(url: str) -> Iterator[None]:
-    """Empty the database, because creating a new one takes a hundred times as long. Truncate only
-    tables with rows, because truncating all of them takes three times as long as finding these."""
-    yield
-    with_rows = " UNION ALL ".join(
-        f"SELECT '{name}' WHERE EXISTS (SELECT FROM {name})" for name in Base.metadata.tables
-    )
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
-        tables = {name for (name,) in connection.execute(with_rows).fetchall()}
-        if emptied := tables - {"document_values"}:
-            connection.execute(f"TRUNCATE {', '.join(emptied)} CASCADE")
-            connection.execute(
-                "INSERT INTO queues (name) VALUES ('default')"
-            )  # as the migrations do
-        connection.execute("DELETE FROM document_values WHERE holder NOT LIKE 'defaults-%'")
-        connection.execute(
-            "SELECT setval(format('%I.%I', schemaname, sequencename)::regclass, start_value, false)"
-            " FROM pg_sequences WHERE last_value IS NOT NULL"
-        )
-
-
-@pytest.fixture(scope="session")
-def _sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("sqlite") / "template.db"
-    _migrated(f"sqlite:///{path}")
-    return path
+    yield _postgres
+    _cleaner.empty()
 
 
 @pytest.fixture
-def sqlite_url(_sqlite_template: Path, tmp_path: Path) -> str:
+def sqlite_url(tmp_path: Path) -> str:
     """URL of an empty, migrated SQLite file for this test alone."""
     path = tmp_path / "dray.db"
-    shutil.copyfile(_sqlite_template, path)
+    path.write_bytes(migrated_sqlite())
     return f"sqlite:///{path}"
 
 

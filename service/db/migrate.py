@@ -62,8 +62,12 @@ def _migrate(database: Database) -> None:
         if not database.is_sqlite:
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_LOCK})
         config = alembic_config(connection)
-        known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+        scripts = ScriptDirectory.from_config(config)
+        head = scripts.get_current_head()
         current = MigrationContext.configure(connection).get_current_revision()
+        if current == head:
+            return
+        known = {script.revision for script in scripts.walk_revisions()}
         if current is not None and current not in known:
             at = f"the database {database.url.render_as_string()} is at revision {current}"
             if current < FIRST:
@@ -75,9 +79,8 @@ def _migrate(database: Database) -> None:
                 f"{at}, which is unknown to this version of dray: run the newer version that "
                 "migrated the database, or restore an earlier backup"
             )
-        head = ScriptDirectory.from_config(config).get_current_head()
         if current is None:
             logger.info("creating the database schema at revision %s", head)
-        elif current != head:
+        else:
             logger.info("migrating the database from revision %s to %s", current, head)
         command.upgrade(config, "head")

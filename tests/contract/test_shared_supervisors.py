@@ -21,6 +21,7 @@ from service.cluster.port import AttemptRef, ClusterUnavailable
 from service.cluster.ray.gateway import GatewayCluster
 from tests.contract.grounds import Ground, eventually, frames_of, lines_of
 from tests.integration.harness import children_of, command_line, supervisors_of
+from tests.marks import soak
 
 pytestmark = [
     pytest.mark.ray,
@@ -124,7 +125,7 @@ async def test_an_idle_supervisor_that_dies_or_stops_costs_no_attempt(
     assert await eventually(lambda: is_over(ground, pid), "the stopped supervisor is still there")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, soak(signal.SIGSTOP)])
 async def test_a_reused_supervisor_that_dies_or_stops_is_lost_like_any_other(
     ground: Ground, number: int
 ) -> None:

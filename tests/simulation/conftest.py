@@ -12,7 +12,7 @@ import pytest
 
 from tests.seeds import drawn, header
 
-NUM_SEEDS = 40
+NUM_SEEDS = 20
 """Number of seeds in the ordinary suite. A storm takes half a second. DRAY_SEEDS and `make soak`
 try more."""
 

@@ -31,6 +31,7 @@ from service.db.repositories import jobs
 from service.db.repositories.scheduling import forecasts
 from service.domain.scheduling.outlook.situation import Situation
 from service.outlook import codec
+from tests.databases import migrated_sqlite
 from tests.unit.service.helpers import Service
 
 Refused = Callable[..., str]
@@ -182,6 +183,10 @@ def serving(
     limits: Mapping[str, float] = MappingProxyType({}),
     **settings: Any,
 ) -> Iterator[LiveServer]:
+    database = home / "dray.db"
+    if not database.exists():  # to copy a migrated database is faster than to migrate a new one
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        database.write_bytes(migrated_sqlite())
     server = LiveServer(Settings(home=home, **settings), port=port, **limits)
     server.start()
     try:

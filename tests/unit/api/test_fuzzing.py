@@ -9,6 +9,7 @@ accepted.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 
@@ -18,9 +19,8 @@ from hypothesis import HealthCheck, Phase, settings
 from schemathesis import Case
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from api.app import create_app
-from service.config.settings import Settings
 from tests.unit.api.serving import DEADLINE_S, LiveServer
+from tests.unit.api.test_openapi import SNAPSHOT
 from tests.unit.service.helpers import hang, log, metrics, regrouped, regrouping, spent
 
 WHOLE = os.environ.get("DRAY_FUZZ") == "whole"
@@ -114,7 +114,9 @@ def ids(server: LiveServer) -> dict[str, str | int]:
     }
 
 
-schema = schemathesis.openapi.from_dict(create_app(Settings()).openapi())
+# Another test checks that this file describes the API. To describe it anew takes each process of
+# the tests seconds.
+schema = schemathesis.openapi.from_dict(json.loads(SNAPSHOT.read_text()))
 
 
 @schemathesis.serializer("application/x-tar")

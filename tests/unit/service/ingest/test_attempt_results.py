@@ -14,7 +14,7 @@ from dray.views import JobState
 from ray_workers.shared.contracts import Cause, FrameKind, Outcome, Phase, PollReply
 from ray_workers.training.scripts.prepared_script import ScriptDiffersError
 from service.ingest import attempt_results
-from tests.marks import ON_SQLITE
+from tests.marks import ON_SQLITE, RULES
 from tests.unit.service.helpers import (
     SHA,
     START,
@@ -26,6 +26,8 @@ from tests.unit.service.helpers import (
     resumed,
     spent,
 )
+
+pytestmark = RULES
 
 
 async def everything(service: Service, job_id: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections import Counter
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,14 @@ from sqlalchemy import select, text
 from dray.bulk_requests import BulkRequest
 from dray.filters import JobFilter
 from dray.requests import AnnotationRequest
-from service.db.migrate import migrate
 from service.db.models import JobRow
-from service.db.repositories.catalog import document_values
 from service.db.session import Database
 from service.domain.errors import DomainError
-from service.domain.tracking.document_values import defaults
 from service.jobs.bulk import BulkChanges
 from service.storage.storage import Storage
 from service.tracking.service import Tracking, annotate_row
+from tests.databases import migrated_sqlite
+from tests.marks import FRESH_SEEDS
 from tests.unit.service.helpers import Service, spec
 
 ACTIONS: st.SearchStrategy[tuple[str, dict[str, Any]]] = st.one_of(
@@ -58,22 +56,11 @@ FILTERS = st.fixed_dictionaries(
 """Filters that a user could write."""
 
 
-@cache
-def migrated() -> bytes:
-    """Return the file of a new database."""
-    with tempfile.TemporaryDirectory() as folder:
-        database = Database(f"sqlite:///{folder}/dray.db")
-        migrate(database)
-        database.write_sync(lambda s: document_values.insert_shared(s, defaults()))
-        database.close()
-        return (Path(folder) / "dray.db").read_bytes()
-
-
 class World:
     """A service with its own database, on which the same jobs can be created again."""
 
     def __init__(self, folder: Path) -> None:
-        (folder / "dray.db").write_bytes(migrated())
+        (folder / "dray.db").write_bytes(migrated_sqlite())
         self._database = Database(f"sqlite:///{folder / 'dray.db'}")
         self.service = Service(self._database, Storage(folder.as_uri()), folder)
         self.ids: list[str] = []
@@ -193,7 +180,7 @@ async def compare(
 
 
 @given(jobs=JOBS, action=ACTIONS, chosen=FILTERS)
-@settings(max_examples=40)
+@settings(max_examples=200 if FRESH_SEEDS else 20)
 def test_many_jobs_are_changed_as_each_alone(
     jobs: list[tuple[str, str, str]], action: tuple[str, dict[str, Any]], chosen: dict[str, Any]
 ) -> None:

@@ -12,6 +12,7 @@ from dray.views import JobState
 from ray_workers.shared.contracts import Cause
 from service.db.repositories.submission import dependencies as repository
 from service.domain.errors import DependencyNeverSatisfied, InvalidDocument
+from tests.marks import RULES
 from tests.unit.service.helpers import Service, events_of
 from tests.unit.service.jobs.test_dependencies import (
     array_of,
@@ -20,6 +21,8 @@ from tests.unit.service.jobs.test_dependencies import (
     state_of,
     why_waits,
 )
+
+pytestmark = RULES
 
 
 def if_fails(job_id: str, **more: Any) -> list[dict[str, Any]]:

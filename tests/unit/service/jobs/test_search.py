@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,6 +46,7 @@ from service.domain.tracking.search_tree import (
 )
 from service.storage.storage import Storage
 from service.tracking.service import Tracking
+from tests.databases import migrated_sqlite
 from tests.unit.service.helpers import Service, metrics
 
 
@@ -361,12 +360,10 @@ def holds(job: Facts, node: SearchNode) -> bool:
 
 
 @pytest.fixture(scope="module")
-def random_jobs(
-    _sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Database, JobRow]:
+def random_jobs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Database, JobRow]:
     """A database shared by all examples, and a job to copy."""
     folder = tmp_path_factory.mktemp("search")
-    shutil.copyfile(_sqlite_template, folder / "dray.db")
+    (folder / "dray.db").write_bytes(migrated_sqlite())
     database = Database(f"sqlite:///{folder / 'dray.db'}")
     service = Service(database, Storage((folder / "storage").as_uri()), folder)
     job_id = asyncio.run(service.submit())

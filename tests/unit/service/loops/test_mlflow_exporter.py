@@ -21,9 +21,11 @@ from service.loops.shared.timings import LoopTimings
 from service.tracking.mlflow import parts, runs
 from service.tracking.mlflow.process import MLFLOW_CALLS, MlflowAway, MlflowRefused
 from service.tracking.service import Tracking
-from tests.marks import ON_SQLITE
+from tests.marks import ON_SQLITE, RULES
 from tests.unit.service.helpers import START, Service, metrics, resumed
 from tests.unit.service.loops.world import STEPS, World, eventually
+
+pytestmark = RULES
 
 
 class FakeRun:

@@ -16,8 +16,11 @@ from service.planning.calibration import STEP_TIME
 from service.planning.model.memory import memory_of
 from service.planning.model.shapes import shapes_of
 from service.planning.service import Plans
+from tests.marks import RULES
 from tests.unit.service.helpers import Service, metrics, resumed
 from tests.unit.service.jobs.test_jobs import see_cluster
+
+pytestmark = RULES
 
 GIB = 1 << 30
 LARGE = {"name": "gpt", "num_layers": 48, "num_heads": 32, "width": 8192, "context_length": 512}

@@ -38,7 +38,7 @@ def kill(task: RankTask, culprit: int, point: FaultPoint) -> None:
 @pytest.mark.parametrize(
     ("culprit", "point"),
     [
-        (3, FaultPoint.SHARE_WRITTEN),
+        soak(3, FaultPoint.SHARE_WRITTEN),
         soak(1, FaultPoint.BEFORE_WRITE),
         soak(2, FaultPoint.SAVE_BEGUN),
         (0, FaultPoint.BEFORE_MANIFEST),

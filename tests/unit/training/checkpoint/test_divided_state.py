@@ -62,10 +62,7 @@ MESHES: dict[str, work.Mesh] = {
     },
 }
 """Meshes of one to four ranks; the text's vocabulary and the layers can't be divided by three."""
-SHORT = (
-    *("alone", "replicas", "shard of 3", "data x shard"),
-    *("shard, ZeRO 1", "shard x tensor", "pipeline, interleaved"),
-)
+SHORT = ("alone", "shard of 3", "data x shard", "shard x tensor", "pipeline, interleaved")
 
 
 def strategy_for(document: Any, rank: int, world_size: int) -> Strategy:

@@ -119,9 +119,7 @@ RANK_0_ONLY = {
 }
 SHORT = {
     "while the group is formed",
-    "before the first step",
     "in the backward pass",
-    "in the optimizer",
     "after the evaluation",
     "before the result is written",
     "before a checkpoint's manifest",

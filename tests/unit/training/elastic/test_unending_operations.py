@@ -14,6 +14,7 @@ import torch.distributed as dist
 from ray_workers.shared.contracts import Cause, RankTask
 from ray_workers.training.core.faultpoints import FaultPoint, arm
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
+from tests.marks import soak
 from tests.unit.training.elastic.test_recovery import STEP, die, small
 from tests.unit.training.jobs import assert_same, weights
 from tests.unit.training.parallel.test_model_parallel import brief
@@ -55,8 +56,8 @@ def _receive() -> None:
     ("num_ranks", "parallel", "point", "step"),
     [
         (2, {}, FaultPoint.BEFORE_OPTIMIZER, STEP),
-        (3, {}, FaultPoint.BEFORE_EVALUATION, 8),
-        (2, {"shard": 2}, FaultPoint.BEFORE_OPTIMIZER, STEP),
+        soak(3, {}, FaultPoint.BEFORE_EVALUATION, 8),
+        soak(2, {"shard": 2}, FaultPoint.BEFORE_OPTIMIZER, STEP),
         (2, {"shard": 2}, FaultPoint.BEFORE_PEER_COPY, 6),
     ],
 )

@@ -13,7 +13,7 @@ from dray.spec import JobSpec
 from ray_workers import recipes
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.data.sampler import epoch_order
-from tests.marks import soak_but
+from tests.marks import SOAK, soak_but
 from tests.unit.recipes import tiny_models as tiny
 from tests.unit.training.loop.test_fine_tuning_runs import (
     ALPHA,
@@ -127,7 +127,8 @@ def test_only_the_base_is_held_in_bf16(tmp_path: Path) -> None:
     assert output is embedding
 
 
-@pytest.mark.parametrize("case", soak_but(["", "dora"], short=["dora"]))
+@SOAK
+@pytest.mark.parametrize("case", ["", "dora"])
 def test_a_killed_rank_changes_no_bit_on_a_bf16_base(tmp_path: Path, case: str) -> None:
     options = {"train": {"epochs": 3}, "more": {"dropout": 0.2}, **SHARD}
     document = held_in_bf16(tmp_path / "one", "llama", case or "lora", 2, **options)

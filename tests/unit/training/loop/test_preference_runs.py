@@ -221,7 +221,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Any, int, dict[str, Any]]] = {
     "reward, DoRA": ("llama", REWARD, DORA, 2, {}),
     "reward, Gemma": ("gemma3", REWARD, LORA, 2, SHARD),
 }
-SHORT = {"dpo, LoRA, sharded", "dpo, all weights, sharded", "ipo", "reward, LoRA, sharded"}
+SHORT = {"dpo, LoRA, sharded", "ipo", "reward, LoRA, sharded"}
 
 
 @pytest.mark.parametrize("case", soak_but(list(CASES), short=SHORT))

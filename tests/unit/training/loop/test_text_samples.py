@@ -17,7 +17,7 @@ from ray_workers.datasets.core.errors import DataError
 from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.loop.text_samples import TextSampler
-from tests.marks import soak_but
+from tests.marks import SOAK, soak_but
 from tests.unit.recipes import tiny_models as tiny
 from tests.unit.training.elastic.test_recovery import die
 from tests.unit.training.jobs import series
@@ -113,7 +113,8 @@ def die_while_generating(task: RankTask) -> None:
     TextSampler._chosen = choose  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("parallel", soak_but(["replicas", "sharded"], short={"sharded"}))
+@SOAK
+@pytest.mark.parametrize("parallel", ["replicas", "sharded"])
 def test_a_rank_that_is_killed_while_it_generates_changes_nothing(
     tmp_path: Path, parallel: str
 ) -> None:

@@ -78,7 +78,6 @@ MESHES = {
     "shard x pipeline": (4, {"shard": 2, "pipeline": 2}),
 }
 QUICK = [
-    ("2 shards", FaultPoint.DATA_LOADED, 0),
     ("3 shards", FaultPoint.AFTER_OPTIMIZER, 1),
     ("ZeRO 1", FaultPoint.AFTER_OPTIMIZER, 1),
     ("pipeline", FaultPoint.BEFORE_PEER_COPY, 1),

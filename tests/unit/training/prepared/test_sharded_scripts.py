@@ -366,7 +366,7 @@ def check_by_dcp(folder: Path) -> None:
     ("source", "targets", "names"),
     [
         ("shard", ("tensor", "shard of 3", "alone"), ("adamw", "adagrad", "masters")),
-        ("shard x tensor", ("shard", "alone"), ("adam", "sgd")),
+        soak("shard x tensor", ("shard", "alone"), ("adam", "sgd")),
         *(soak(source, tuple(MESHES), tuple(OPTIMIZERS)) for source in list(MESHES)[1:]),
     ],
 )

@@ -20,7 +20,7 @@ from service.ingest import attempt_results
 from service.runtime import Runtime
 from service.storage.storage import Storage
 from tests.fakes.attempt import FakeRank
-from tests.marks import ONE_SET
+from tests.marks import ONE_SET, RULES
 from tests.unit.service.ingest.test_unreported import commit
 from tests.unit.service.loops.world import (
     STEPS,
@@ -33,6 +33,8 @@ from tests.unit.service.loops.world import (
     steps_of,
 )
 from tests.wire import attempt_spec
+
+pytestmark = RULES
 
 MANY = 200
 

@@ -20,7 +20,10 @@ from service.loops.scheduling.autoscaler import Autoscaler
 from service.nodes.checks import NodeChecks
 from service.runtime import Runtime
 from tests.fakes.cluster import STARTS
+from tests.marks import RULES
 from tests.unit.service.loops.world import World, comes_to, eventually, says, withhold
+
+pytestmark = RULES
 
 ONE = ({"CPU": 1.0}, 4)
 WHOLE = ({"CPU": 4.0}, 1)
