@@ -30,6 +30,7 @@ from service.domain.errors import (
     NotFound,
     StorageUnavailable,
 )
+from service.jobs.data_policy import sources_of
 from service.jobs.tuning_requests import TuningRequests
 from service.storage import data_files
 from service.storage.data_files import DataFiles, count_examples, key_of
@@ -160,11 +161,12 @@ async def test_a_document_may_name_only_files_of_its_owner(
 ) -> None:
     first, second = [(await files.upload("ann", "x.jsonl", GOOD)).id for _ in range(2)]
     for source in (f"upload://{first}", f"upload://{first}?validation={second}"):
-        spec = tuning(source)
-        assert spec.data.known_format == "jsonl"
-        database.write_sync(lambda s, spec=spec: data_files.use(s, spec, "ann"))  # type: ignore[misc]
+        data = tuning(source).data
+        assert data.known_format == "jsonl"
+        named = list(sources_of(data))
+        database.write_sync(lambda s, named=named: data_files.use(s, named, "ann", START))  # type: ignore[misc]
         with pytest.raises(InvalidDocument, match="does not exist") as refused:
-            database.write_sync(lambda s, spec=spec: data_files.use(s, spec, "bob"))  # type: ignore[misc]
+            database.write_sync(lambda s, named=named: data_files.use(s, named, "bob", START))  # type: ignore[misc]
         assert refused.value.pointer == "/data/source"
 
 
