@@ -81,7 +81,7 @@ def test_zeros_stay_zeros() -> None:
 
 
 def test_the_output_layer_and_shared_weights_stay_as_they_are() -> None:
-    class Tied(nn.Module):
+    class TiedLayers(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.embedding = nn.Embedding(8, 4)
@@ -95,7 +95,7 @@ def test_the_output_layer_and_shared_weights_stay_as_they_are() -> None:
         def get_output_embeddings(self) -> nn.Module:
             return self.output
 
-    model = Tied()
+    model = TiedLayers()
     quantise(model)
     changed = [name for name, one in model.named_modules() if isinstance(one, Nf4Linear)]
     assert changed == ["first"]

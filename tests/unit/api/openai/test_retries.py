@@ -21,7 +21,7 @@ openai = pytest.importorskip(
 httpx2 = pytest.importorskip("httpx2", reason="openai's client uses httpx2")
 
 
-class Line(httpx2.HTTPTransport):  # type: ignore[misc]
+class LossyTransport(httpx2.HTTPTransport):  # type: ignore[misc]
     """A connection on which the fates of the next requests are known: `lost` (the server answers,
     and the answer is lost), `refused` (the request does not reach the server), or `answered`."""
 
@@ -43,13 +43,13 @@ class Line(httpx2.HTTPTransport):  # type: ignore[misc]
 
 
 @pytest.fixture
-def line(monkeypatch: pytest.MonkeyPatch) -> Line:
+def line(monkeypatch: pytest.MonkeyPatch) -> LossyTransport:
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001)
-    return Line()
+    return LossyTransport()
 
 
 @pytest.fixture
-def retrying(shop: Shop, line: Line) -> Iterator[Any]:
+def retrying(shop: Shop, line: LossyTransport) -> Iterator[Any]:
     """OpenAI's client, which repeats a request up to three times."""
     http = openai.DefaultHttpxClient(transport=line)
     with openai.OpenAI(
@@ -67,7 +67,9 @@ def num_jobs(shop: Shop, name: str) -> int:
     return sum(one["name"] == name for one in listed.json()["items"])
 
 
-def test_a_lost_answer_makes_one_job(shop: Shop, retrying: Any, line: Line, training: str) -> None:
+def test_a_lost_answer_makes_one_job(
+    shop: Shop, retrying: Any, line: LossyTransport, training: str
+) -> None:
     line.fates = ["lost", "lost"]
     job = retrying.fine_tuning.jobs.create(
         model="llama-tiny", training_file=training, suffix="lost answers"
@@ -85,7 +87,7 @@ def test_a_lost_answer_makes_one_job(shop: Shop, retrying: Any, line: Line, trai
 
 @pytest.mark.parametrize("seed", range(4))
 def test_each_call_makes_one_job_whatever_is_lost(
-    shop: Shop, retrying: Any, line: Line, training: str, seed: int
+    shop: Shop, retrying: Any, line: LossyTransport, training: str, seed: int
 ) -> None:
     """Compared with a count: each call is one job. The first try reaches the server, because a
     request that the server has never seen can't be distinguished from a repetition."""
