@@ -6,7 +6,7 @@ bitsandbytes is imported when it is used, because importing it takes seconds.
 
 from __future__ import annotations
 
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -26,33 +26,34 @@ class Nf4Linear(nn.Module):
         """Create an empty layer of the same size on the device of `layer`, with its bias."""
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
-        count, device = layer.weight.numel(), layer.weight.device
-        self.packed = _frozen(torch.empty((count + 1) // 2, 1, dtype=torch.uint8, device=device))
+        num_blocks, device = -(-layer.weight.numel() // BLOCK), layer.weight.device
+        packed = torch.empty(num_blocks * BLOCK // 2, 1, dtype=torch.uint8, device=device)
+        self.packed = _frozen(packed)
         """Two weights in each byte."""
-        scales = torch.empty(-(-count // BLOCK), dtype=torch.float32, device=device)
-        self.scales = _frozen(scales)
+        self.scales = _frozen(torch.empty(num_blocks, dtype=torch.float32, device=device))
         """Largest absolute value of each block."""
         self.bias = layer.bias
 
     @torch.no_grad()
     def fill(self, weight: Tensor) -> None:
         """Set the weight, (outputs, inputs)."""
-        quantize: Any = _functions().quantize_4bit
         exact = weight.float() if weight.dtype == torch.float64 else weight
-        packed, state = quantize(
-            exact.to(self.packed.device).contiguous(), blocksize=BLOCK, quant_type="nf4"
-        )
-        self.packed.copy_(packed.view_as(self.packed))
+        flat = exact.to(self.packed.device).flatten()
+        blocks = functional.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)
+        packed, state = _functions().quantize_4bit(blocks, blocksize=BLOCK, quant_type="nf4")
+        self.packed.copy_(packed)
         self.scales.copy_(state.absmax)
 
     def weight_in(self, dtype: torch.dtype) -> Tensor:
         """Return the weight in a type, (outputs, inputs)."""
-        dequantize: Any = _functions().dequantize_4bit
-        out = self.scales.new_empty(self.out_features, self.in_features, dtype=dtype)
-        return cast(
-            Tensor,
-            dequantize(self.packed, absmax=self.scales, out=out, blocksize=BLOCK, quant_type="nf4"),
+        found, size = _functions(), (self.out_features, self.in_features)
+        # On CPUs, bitsandbytes 0.50 returns wrong values for rows that are shorter than a block.
+        shape = torch.Size((len(self.scales), BLOCK))
+        state = found.QuantState(
+            self.scales, shape=shape, blocksize=BLOCK, quant_type="nf4", dtype=dtype
         )
+        blocks: Tensor = found.dequantize_4bit(self.packed, state)
+        return blocks.flatten()[: size[0] * size[1]].view(size)
 
     def forward(self, inputs: Tensor) -> Tensor:
         kind = inputs.device.type

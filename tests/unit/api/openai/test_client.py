@@ -269,22 +269,22 @@ def test_files_expire(shop: Shop, client: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
-        ({"expires_after[seconds]": "3600"}, "expires_after.anchor", "required"),
-        ({"expires_after[anchor]": "created_at"}, "expires_after.seconds", "required"),
+        ({"expires_after[seconds]": "3600"}, "expires_after.anchor", "missing"),
+        ({"expires_after[anchor]": "created_at"}, "expires_after.seconds", "missing"),
         ({"expires_after[anchor]": "last_used_at"}, "expires_after.anchor", "created_at"),
         *(
             ({"expires_after[anchor]": "created_at", "expires_after[seconds]": seconds}, at, words)
             for at in ["expires_after.seconds"]
             for seconds, words in (
-                ("3599", "at least 3,?600"),
-                ("2592001", "at most 2,?592,?000"),
+                ("3599", "3600"),
+                ("2592001", "2592000"),
                 ("1e400", "integer"),
                 ("nan", "integer"),
                 ("", "integer"),
             )
         ),
         ({"expires_after": "3600"}, "expires_after", "object"),
-        ({"expires_after[]": "1"}, "expires_after.anchor", "required"),
+        ({"expires_after[]": "1"}, "expires_after.anchor", "missing"),
         ({"retention": "1"}, "retention", "no field"),
         ({"purpose[a]": "1"}, "purpose[a]", "no field"),
     ],

@@ -268,7 +268,7 @@ def test_a_change_of_the_file_takes_effect(tmp_path: Path) -> None:
         ([{**FREE, "defaults": {"checkpoint": {"best": "val/f1"}}}], "is 'val/f1', which is not a"),
         (
             [{**FREE, "defaults": {"method": {"name": "reward"}, **BEST_OF_REWARD}}],
-            "models/0/defaults/checkpoint/best is 'val/margin'",
+            "defaults/checkpoint/best is 'val/margin'",
         ),
     ],
 )
