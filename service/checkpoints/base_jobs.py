@@ -59,7 +59,7 @@ def ancestor_ids(spec: JobSpec) -> list[str]:
 
 
 def models_of(session: Session, job_ids: Sequence[str]) -> list[Pretrained]:
-    """Return the base models of those of the jobs that exist and fine-tune a model."""
+    """Return the base models of the jobs that exist and fine-tune a model."""
     found = []
     for job_id in job_ids:
         job = repository.get(session, job_id)

@@ -25,7 +25,7 @@ SUFFIXES: Final[Mapping[str, tuple[str, ...]]] = {
 PYTHON_MESSAGES: Final = re.compile(
     r"""\[\s*\{.*['"](?:role|from)['"]\s*:|\{\s*['"]messages['"]\s*:""", re.DOTALL
 )
-"""What `str()` of messages, or of an object with messages, contains."""
+"""Matches `str()` of messages, or of an object with messages."""
 
 
 def format_of(data: spec.Data) -> str:
