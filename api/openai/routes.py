@@ -96,7 +96,8 @@ async def upload_file(
         name = form.file_name.rpartition("/")[2][-255:]
         if unfit(name) is not None:
             raise Refused("invalid_document", "the file's name has unprintable characters", "/file")
-        lasts = asked.expires_after and timedelta(seconds=asked.expires_after.seconds)
+        expiry = asked.expires_after
+        lasts = None if expiry is None else timedelta(seconds=expiry.seconds)
         row = await jobs.files.upload(caller, name, form.file, lasts=lasts)
     return _answer(translation.file(row))
 

@@ -6,6 +6,7 @@ bitsandbytes is imported when it is used, because importing it takes seconds.
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, Final
 
 import torch
@@ -82,7 +83,7 @@ def quantise(lm: nn.Module) -> None:
     """Replace the frozen linear layers of a model on the meta device, in place. The output layer
     and layers that share their weight with another module stay as they are. Raises ModelError if
     there is no such layer."""
-    holders: dict[nn.Parameter, int] = {}
+    holders: dict[Tensor, int] = {}
     for module in lm.modules():
         for parameter in module._parameters.values():
             if parameter is not None:
@@ -111,6 +112,4 @@ def _frozen(tensor: Tensor) -> nn.Parameter:
 
 
 def _functions() -> Any:
-    from bitsandbytes import functional as found
-
-    return found
+    return importlib.import_module("bitsandbytes.functional")
