@@ -202,8 +202,8 @@ class Runtime:
         """Build the loops of one term, which share no state with the loops of other terms."""
         signals, settings, timings = self.signals, self.settings, self._timings
         context = LoopContext(
-            *(database, cluster, signals, settings, timings, self.prices, deployment_id),
-            self._halted,
+            *(database, cluster, signals, settings, timings),
+            *(self.prices, self.jobs.models, deployment_id, self._halted),
         )
         self._launches = context.launches
         self.watch = watch = ClusterWatcher(context)

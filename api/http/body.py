@@ -39,7 +39,7 @@ async def read_as(
         return kind(), {}
     _check_content_type(request.headers.get("content-type", ""))
     document = parse(body)
-    return _checked(lambda: validation.check_as(kind, document)), document
+    return check_as(kind, document), document
 
 
 async def read_spec(request: Request, limit_bytes: int) -> tuple[JobSpec, str]:
@@ -142,6 +142,11 @@ def check(document: Mapping[str, Any]) -> JobSpec:
     """Return the document as a JobSpec. Raises Refused with the first invalid field and the
     reason."""
     return _checked(lambda: validation.check(document))
+
+
+def check_as(kind: type[D], document: Mapping[str, Any]) -> D:
+    """Return the document as an instance of `kind`. Raises Refused like `check`."""
+    return _checked(lambda: validation.check_as(kind, document))
 
 
 def _checked(check: Callable[[], D]) -> D:

@@ -11,6 +11,7 @@ from dray.views import Problem
 PREFIX: Final = "/openai/"
 RETRIED_BY_CLIENTS: Final = (408, 409, 429)
 """Statuses below 500 after which OpenAI's client repeats a request by itself."""
+IN_FLIGHT: Final = "idempotency_in_flight"
 NOT_RETRIED: Final = {"x-should-retry": "false"}
 """Header with which OpenAI's client does not repeat a request."""
 
@@ -29,7 +30,9 @@ def error_body(problem: Problem) -> dict[str, Any]:
 
 def status_of(problem: Problem) -> int:
     """Return the HTTP status. 400 replaces 422, as in OpenAI's API. 400 also replaces 409, because
-    the client would repeat the request, which can't help."""
+    the client would repeat the request, which helps only while an earlier try is processed."""
+    if problem.code == IN_FLIGHT:
+        return problem.status
     return 400 if problem.status in (409, 422) else problem.status
 
 

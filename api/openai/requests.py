@@ -23,6 +23,18 @@ def _suffix(value: str) -> str:
     return value
 
 
+class ExpiresAfter(Body):
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Field(ge=3600, le=30 * 24 * 3600)]
+
+
+class UploadForm(Body):
+    """The fields of an upload, in addition to its file."""
+
+    purpose: str
+    expires_after: ExpiresAfter | None = None
+
+
 class Hyperparameters(Body):
     n_epochs: Literal["auto"] | Annotated[int, Field(ge=1, le=1000)] | None = None
     batch_size: Literal["auto"] | Annotated[int, Field(ge=1, le=2**24)] | None = None

@@ -7,17 +7,20 @@ OpenAI documents this API, so dray's OpenAPI description omits it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar
+import re
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from api.context import Actor, Caller, TheContext, TheFaults, TheJobs, TheQueries, use_cases
-from api.http.body import read_as, read_bytes
+from api.http.body import check_as, fingerprint, read_as, read_bytes
 from api.http.downloads import StoredFile, download
+from api.http.idempotency import KeyHeader, check_key, named
 from api.openai import multipart, translation
-from api.openai.requests import TuningRequest
+from api.openai.requests import TuningRequest, UploadForm
 from api.problems import Refused
 from api.routes.jobs import TheChanges
 from dray.filters import MAX_POINTS
@@ -46,6 +49,10 @@ JOBS_AT_ONCE = 200
 """Number of jobs that are read at a time to find the ones with some metadata."""
 FORM_BYTES = 1 << 16
 """Maximum bytes of a form in addition to its file."""
+CLIENT_TIMEOUT_S = 600.0
+"""Default timeout of OpenAI's client."""
+CLIENT_PAUSE_S = 180.0
+"""Time that the client may take to send a request, and to pause after a failed one."""
 
 router = APIRouter(include_in_schema=False)
 TheTuning = Annotated[
@@ -54,7 +61,6 @@ TheTuning = Annotated[
 Limit = Annotated[int, Query(ge=1, le=100)]
 FileLimit = Annotated[int, Query(ge=1, le=10_000)]
 After = Annotated[str | None, Query(max_length=128)]
-T = TypeVar("T")
 
 
 def _answer(body: dict[str, Any]) -> Response:
@@ -80,18 +86,32 @@ async def upload_file(
         del body
         if len(form.file) > limit_bytes:
             raise Refused("body_too_large", f"the file is larger than {limit_bytes} bytes")
-        purpose = form.fields.get("purpose")
-        if purpose != translation.PURPOSE:
+        asked = check_as(UploadForm, _form_fields(form.fields))
+        if asked.purpose != translation.PURPOSE:
             raise Refused(
                 "invalid_document",
-                f"the purpose is {purpose!r}, but only {translation.PURPOSE!r} is supported",
+                f"the purpose is {asked.purpose!r}, but only {translation.PURPOSE!r} is supported",
                 "/purpose",
             )
         name = form.file_name.rpartition("/")[2][-255:]
         if unfit(name) is not None:
             raise Refused("invalid_document", "the file's name has unprintable characters", "/file")
-        row = await jobs.files.upload(caller, name, form.file)
+        expiry = asked.expires_after
+        lasts = None if expiry is None else timedelta(seconds=expiry.seconds)
+        row = await jobs.files.upload(caller, name, form.file, lasts=lasts)
     return _answer(translation.file(row))
+
+
+def _form_fields(fields: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of a form as a document. `a[b]` is the field `b` of `a`."""
+    document: dict[str, Any] = {}
+    for name, value in fields.items():
+        outer, bracket, inner = name.partition("[")
+        if bracket and inner.endswith("]") and isinstance(document.setdefault(outer, {}), dict):
+            document[outer][inner[:-1]] = value
+        else:
+            document[name] = value
+    return document
 
 
 @router.get(f"{API}/files")
@@ -140,9 +160,11 @@ async def create_job(
     tuning: TheTuning,
     caller: Caller,
     actor: Actor,
+    idempotency_key: KeyHeader = None,
 ) -> Response:
+    key = check_key(idempotency_key)
     limit_bytes = context.runtime.settings.max_body_bytes
-    asked, _document = await read_as(TuningRequest, request, limit_bytes)
+    asked, body = await read_as(TuningRequest, request, limit_bytes)
     model = _model(jobs, asked.model)
     training = await jobs.files.get(caller, asked.training_file, pointer="/training_file")
     if asked.validation_file is not None:
@@ -150,16 +172,33 @@ async def create_job(
     found = translation.job_of(asked, model, training, validates=asked.validation_file is not None)
     try:
         spec = validation.check(found.document)
-        made = await tuning.create(spec, found.request, found.notes, caller, actor)
+        sent = fingerprint(body)
+        idempotency = named(key, sent) or await tuning.key(
+            caller, sent, repeats_within=_repeats_within(request)
+        )
+        made = await tuning.create(spec, found.request, found.notes, caller, actor, idempotency)
     except validation.Fault as fault:
         pointer = fault.pointer or ""
+        detail = fault.detail
+        if pointer not in found.params:
+            detail = f"the operator's defaults of the model don't fit: {pointer} {detail}"
         raise InvalidDocument(
-            fault.detail, pointer=found.params.get(pointer, pointer), hint=fault.hint
+            detail, pointer=found.params.get(pointer, "/model"), hint=fault.hint
         ) from None
     except DomainError as error:
         error.pointer = found.params.get(error.pointer or "", error.pointer)
         raise
     return _answer(translation.tuning_job(made))
+
+
+def _repeats_within(request: Request) -> timedelta | None:
+    """Return the maximum time since the previous try of this request; None if this is the first
+    try. OpenAI's client sends no Idempotency-Key, but it counts the tries."""
+    if not re.fullmatch("0*[1-9][0-9]*", request.headers.get("x-stainless-retry-count", "")):
+        return None
+    given = request.headers.get("x-stainless-read-timeout", "")
+    timeout_s = float(given) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]*)?", given) else 0.0
+    return timedelta(seconds=max(timeout_s, CLIENT_TIMEOUT_S) + CLIENT_PAUSE_S)
 
 
 def _model(jobs: Jobs, name: str) -> CatalogueModel:

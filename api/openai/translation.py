@@ -59,26 +59,20 @@ def job_of(
 ) -> Translated:
     """Translate a request. validates: whether it names a validation file. Raises Refused."""
     kind, given, at = _method(asked)
-    start = model.document({})
+    start = model.document({}, _NAMES[kind])
     train = _mapping(start.get("train"))
     fraction = _held_out(start, training, validates=validates)
     found = _numbers(given, kind, start, training.num_lines)
     optimizer = {**_mapping(train.get("optimizer")), "lr": found.pop("lr")}
     metadata = asked.metadata or {}
     accepts = metadata.get(ACCEPT_LICENCE, "")
-    method = _mapping(start.get("method"))
-    if method.get("name", "sft") != _NAMES[kind]:
-        method = {name: one for name, one in method.items() if name == "max_length"}
-    method = {**method, "name": _NAMES[kind]}
-    if kind == "dpo":
-        method["beta"] = found["beta"]
     source = f"upload://{asked.training_file}"
     if validates:
         source = f"{source}?validation={asked.validation_file}"
     document = model.document(
         {
             "name": asked.suffix or model.name,
-            "method": None,
+            "method": {"beta": found["beta"]} if kind == "dpo" else {},
             "data": {"source": source, "format": "jsonl", **fraction},
             "train": {
                 "epochs": found["n_epochs"],
@@ -86,12 +80,9 @@ def job_of(
                 "seed": asked.seed or 0,
                 "optimizer": optimizer,
             },
-        }
+        },
+        _NAMES[kind],
     )
-    document["method"] = method
-    if kind == "dpo":  # defaults that only the method sft has
-        document.pop("samples", None)
-        document["data"].pop("examples", None)
     document["model"]["accept_licence"] = accepts == "true" or accepts or False
     request = {
         "model": asked.model,
@@ -346,7 +337,7 @@ def file(row: DataFileRow) -> dict[str, Any]:
         "filename": row.name,
         "purpose": PURPOSE,
         "status": "processed",
-        "expires_at": None,
+        "expires_at": _seconds(row.expires_at),
         "status_details": None,
     }
 

@@ -60,6 +60,8 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a base is never looked up on a hub
     try:
         need("fine_tuning", "tuning", *PACKAGES, *(["peft"] if options.adapter else []))
+        if options.adapter is not None and options.adapter.base_precision == "nf4":
+            need("model.adapter.base_precision nf4", "nf4", "bitsandbytes")
     except ImportError as error:
         raise ModelError(str(error)) from error
     base = open_base(options, policy, method.max_length)

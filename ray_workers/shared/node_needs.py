@@ -21,6 +21,16 @@ class ResultFile:
 
 
 @dataclass(frozen=True)
+class LicensedModel:
+    """A model in the server's catalogue whose licence the job has not accepted."""
+
+    name: str
+    licence: str
+    sha256: str
+    """Hash of the model's files."""
+
+
+@dataclass(frozen=True)
 class DataPolicy:
     """The operator's settings for the sources that a rank may read, and for a node's data cache.
 
@@ -42,6 +52,8 @@ class DataPolicy:
     """The files of the job whose result the rank may read as `job://ID`."""
     uploads_url: str | None
     """URL of the folder with uploaded files, in the storage; None if there are no uploads."""
+    licensed: tuple[LicensedModel, ...]
+    """Models that a base with any address must not be a copy of."""
 
     @classmethod
     def open(cls, cache_dir: str | None = None) -> DataPolicy:
@@ -56,6 +68,7 @@ class DataPolicy:
             s3_endpoint_url=None,
             result=(),
             uploads_url=None,
+            licensed=(),
         )
 
     @classmethod
@@ -65,6 +78,7 @@ class DataPolicy:
         for name in ("private_hosts", "file_roots"):
             fields[name] = None if fields[name] is None else tuple(fields[name])
         fields["result"] = tuple(ResultFile(**one) for one in fields["result"])
+        fields["licensed"] = tuple(LicensedModel(**one) for one in fields["licensed"])
         return cls(**fields)
 
 

@@ -6,6 +6,8 @@ The other job can't be deleted before this job has ended. Its files are looked u
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from sqlalchemy.orm import Session
 
 from dray.spec import JobSpec, Pretrained
@@ -46,6 +48,25 @@ def files_of(session: Session, spec: JobSpec) -> tuple[ResultFile, ...]:
         return ()
     rows = attempts_repository.artifacts(session, job_id)
     return tuple(ResultFile(row.path, row.url, row.size_bytes, row.sha256) for row in rows)
+
+
+def ancestor_ids(spec: JobSpec) -> list[str]:
+    """Return the jobs from which a fine-tuning job gets its base or its weights."""
+    if not isinstance(spec.model, Pretrained):
+        return []
+    starts = None if spec.init_from is None else spec.init_from.job
+    return [one for one in (job_of(spec), starts) if one is not None]
+
+
+def models_of(session: Session, job_ids: Sequence[str]) -> list[Pretrained]:
+    """Return the base models of the jobs that exist and fine-tune a model."""
+    found = []
+    for job_id in job_ids:
+        job = repository.get(session, job_id)
+        model = None if job is None else job.spec.get("model")
+        if isinstance(model, Mapping) and model.get("name") == "pretrained":
+            found.append(Pretrained.model_validate(model))
+    return found
 
 
 def job_of(spec: JobSpec) -> str | None:

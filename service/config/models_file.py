@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, JsonValue, StrictBool, StringConstraints, model_validator
@@ -11,14 +11,22 @@ from pydantic import Field, JsonValue, StrictBool, StringConstraints, model_vali
 from dray.input.validation import Fault, check
 from dray.spec.fields import Document, PlainText, Sha256, wrong
 from dray.spec.program.model import BaseAddress, ModelName
+from dray.spec.program.recipes import METRICS_OF_METHOD
 from dray.spec.training.data import CredentialsName
 from service.config.operator_file import OperatorFile
 from service.config.start_refusals import StartRefused
 
 MAX_MODELS = 1000
 NOT_DEFAULTS = frozenset({"array", "name", "recipe", "script", "sweep", "version"})
+METHODS: Final = ("sft", "dpo")
+"""Methods of jobs that are created through `/openai/v1`."""
 TRIED_SOURCE = "file:///examples.jsonl"
 """Data in the document with which the defaults of a model are checked."""
+
+
+RepositoryName = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", max_length=255)
+]
 
 
 class CatalogueModel(Document):
@@ -34,6 +42,10 @@ class CatalogueModel(Document):
     must_accept: StrictBool = False
     """Whether a job document must accept the licence."""
     sha256: Sha256 | None = None
+    repositories: Annotated[list[RepositoryName], Field(max_length=64)] = Field(
+        default_factory=list
+    )
+    """Repositories on Hugging Face's hub to which the licence also applies, at any revision."""
     chat_template: Annotated[str, StringConstraints(min_length=1, max_length=65536)] | None = None
     defaults: Annotated[dict[str, JsonValue], Field(max_length=64)] = Field(default_factory=dict)
     """Fields of the job document for jobs that are created through `/openai/v1`, such as
@@ -47,20 +59,60 @@ class CatalogueModel(Document):
             raise wrong("/licence", "must name the licence")
         for field in sorted(NOT_DEFAULTS.intersection(self.defaults)):
             raise wrong(f"/defaults/{field}", "can't be a default of a model: leave it out")
-        try:
-            check(self.document({"data": {"source": TRIED_SOURCE}}))
-        except Fault as fault:
-            raise wrong(
-                "/defaults",
-                f"don't form a valid job document: {fault.pointer or ''} {fault.detail}",
-            ) from None
+        of_methods = {one for name in METHODS for one in METRICS_OF_METHOD[name]}
+        for pointer, metric in self._metrics().items():
+            if isinstance(metric, str) and metric not in of_methods:
+                raise wrong(
+                    f"/defaults{pointer}",
+                    f"is {metric!r}, which is not a metric of the methods {' and '.join(METHODS)}: "
+                    f"use one of {', '.join(sorted(of_methods))}",
+                )
+        faults = list(filter(None, map(self._fault, METHODS)))
+        if len(faults) == len(METHODS):
+            raise wrong("/defaults", f"don't form a valid job document: {faults[0]}")
         return self
 
-    def document(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def _metrics(self) -> dict[str, Any]:
+        """Return the metrics that the defaults name, by pointers."""
+        checkpoint, train = (_mapping(self.defaults.get(one)) for one in ("checkpoint", "train"))
+        return {
+            "/checkpoint/best": checkpoint.get("best"),
+            "/train/early_stopping/metric": _mapping(train.get("early_stopping")).get("metric"),
+        }
+
+    def _fault(self, method: str) -> str | None:
+        """Return why the defaults don't fit a method; None if they fit."""
+        try:
+            check(self.document({"data": {"source": TRIED_SOURCE}}, method))
+        except Fault as fault:
+            return f"{fault.pointer or ''} {fault.detail}"
+        return None
+
+    def document(self, fields: Mapping[str, Any], method: str) -> dict[str, Any]:
         """Return a job document with these fields, and the model's defaults for all other fields.
-        The model has a LoRA adapter unless the defaults state otherwise."""
+        Defaults that the method does not have are left out. The model has a LoRA adapter unless the
+        defaults state otherwise."""
         model = {"adapter": "lora", **_mapping(self.defaults.get("model")), "base": self.name}
-        start = {**self.defaults, "recipe": "fine_tuning", "model": model}
+        options = _mapping(self.defaults.get("method"))
+        if options.get("name", "sft") != method:
+            options = _without(options, options.keys() - {"max_length"})
+        start = {
+            **self.defaults,
+            "recipe": "fine_tuning",
+            "model": model,
+            "method": {**options, "name": method},
+        }
+        if method != "sft":
+            start = _without(start, {"samples"})
+            start["data"] = _without(start.get("data", {}), {"examples"})
+        best, stopping = (
+            isinstance(one, str) and one not in METRICS_OF_METHOD[method]
+            for one in self._metrics().values()
+        )
+        if best:
+            start["checkpoint"] = _without(start["checkpoint"], {"best"})
+        if stopping:
+            start["train"] = _without(start["train"], {"early_stopping"})
         found: dict[str, Any] = _merged(start, fields)
         return found
 
@@ -72,6 +124,12 @@ class CatalogueModel(Document):
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
+
+
+def _without(value: Any, names: Collection[str]) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return {name: one for name, one in value.items() if name not in names}
 
 
 def _merged(start: Any, fields: Any) -> Any:

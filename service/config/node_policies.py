@@ -7,18 +7,27 @@ from pathlib import Path
 from dray.spec import JobSpec, Pretrained
 from dray.spec.program.code import RemoteCode
 from ray_workers.shared.names import UPLOADS_FOLDER
-from ray_workers.shared.node_needs import DataPolicy, EnvironmentPolicy, RemoteCodeRef, ResultFile
-from service.config.models_file import folder_of
+from ray_workers.shared.node_needs import (
+    DataPolicy,
+    EnvironmentPolicy,
+    LicensedModel,
+    RemoteCodeRef,
+    ResultFile,
+)
+from service.config.models_file import Catalogue, folder_of
 from service.config.settings import Settings
 
 
 def data_policy(
-    settings: Settings, spec: JobSpec | None = None, result: tuple[ResultFile, ...] = ()
+    settings: Settings,
+    spec: JobSpec | None = None,
+    result: tuple[ResultFile, ...] = (),
+    catalogue: Catalogue | None = None,
 ) -> DataPolicy:
     """Return the sources that ranks may read, and the settings of the data cache on their nodes.
 
     spec: a job, which may read the folder of its model in the catalogue. result: the files of the
-    job whose result is the base model.
+    job whose result is the base model. catalogue: the models whose licences the job must accept.
     """
     roots = settings.data_roots
     if roots is None and settings.tokens_file is not None:
@@ -36,6 +45,17 @@ def data_policy(
         s3_endpoint_url=settings.s3_endpoint_url,
         result=result,
         uploads_url=f"{settings.storage_url.rstrip('/')}/{UPLOADS_FOLDER}",
+        licensed=_licensed(model, catalogue or {}) if isinstance(model, Pretrained) else (),
+    )
+
+
+def _licensed(model: Pretrained, catalogue: Catalogue) -> tuple[LicensedModel, ...]:
+    if model.catalogue is not None:  # the licence was checked on submission
+        return ()
+    return tuple(
+        LicensedModel(one.name, one.licence, one.sha256)
+        for one in catalogue.values()
+        if one.must_accept and one.licence and one.sha256 and one.licence != model.accept_licence
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -17,14 +18,24 @@ from service.domain.errors import InvalidDocument, LicenceNotAccepted
 S = TypeVar("S", bound=JobSpec)
 AT_BASE: Final = "/model/base"
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
-HUB_HOSTS: Final = frozenset({"huggingface.co", "www.huggingface.co", "hf.co"})
+HUB_HOST: Final = "huggingface.co"
+HUB_HOSTS: Final = frozenset({HUB_HOST, "www.huggingface.co", "hf.co"})
 MAX_NAMED = 10
 
 
-def resolve(spec: S, catalogue: Catalogue, *, needs_licence: bool = True) -> S:
+def resolve(
+    spec: S,
+    catalogue: Catalogue,
+    ancestors: Sequence[Pretrained] = (),
+    *,
+    needs_licence: bool = True,
+) -> S:
     """Replace the name of a base model by its address. A URL of a model in the catalogue is
-    treated like its name, because its licence applies as well. needs_licence: whether the licence
-    must be accepted, which a plan does not need.
+    treated like its name, because its licence applies as well. The licence also applies to other
+    revisions, known copies and results of fine-tuning, which keep their address.
+
+    ancestors: the models of the jobs from which the job gets its base or its weights.
+    needs_licence: whether the licence must be accepted, which a plan does not need.
 
     Raises InvalidDocument if there is no such model, and LicenceNotAccepted if its licence is not
     accepted.
@@ -35,8 +46,11 @@ def resolve(spec: S, catalogue: Catalogue, *, needs_licence: bool = True) -> S:
     entry = _entry(model, catalogue)
     _refuse_sweep(spec, model, entry, catalogue)
     if entry is None:
-        if model.catalogue is not None:
-            model = model.model_copy(update={"catalogue": None})
+        accepts = model.accept_licence
+        licensed = _licensed(model, catalogue, ancestors) if needs_licence else None
+        if licensed is not None:
+            accepts = _accepted(model, *licensed)
+        model = model.model_copy(update={"catalogue": None, "accept_licence": accepts})
         return spec.model_copy(update={"model": model})
     changes: dict[str, Any] = {
         "catalogue": entry.name,
@@ -62,6 +76,35 @@ def _entry(model: Pretrained, catalogue: Catalogue) -> CatalogueModel | None:
     return next(named, None) or next(strict, None) or next(iter(same), None)
 
 
+def _licensed(
+    model: Pretrained, catalogue: Catalogue, ancestors: Sequence[Pretrained]
+) -> tuple[CatalogueModel, str] | None:
+    """Return the model in the catalogue whose licence also applies to a base with another address,
+    and the reason; None if there is none."""
+    strict = [one for one in catalogue.values() if one.must_accept]
+    for one in strict:
+        if one.sha256 is not None and one.sha256 == model.sha256:
+            return one, "model.sha256 is the hash of its files"
+        if any(_address(model.base).is_in(name) for name in _repositories(one)):
+            return one, f"{model.base} is in the same repository"
+    for ancestor in ancestors:
+        for one in strict:
+            if one.name == ancestor.catalogue or one.licence == ancestor.accept_licence:
+                return one, "the base is a result of fine-tuning this model"
+        entry = _entry(ancestor, catalogue)
+        if entry is not None and entry.must_accept:
+            return entry, "the base is a result of fine-tuning this model"
+        if (found := _licensed(ancestor, catalogue, ())) is not None:
+            return found
+    return None
+
+
+def _repositories(entry: CatalogueModel) -> list[str]:
+    address = _address(entry.base)
+    own = address.path.split("/")[1:3] if address.host == HUB_HOST else []
+    return [*entry.repositories, *(["/".join(own)] if len(own) == 2 else [])]
+
+
 class _Address(NamedTuple):
     """The address of a folder, which is the same for all spellings of its URL."""
 
@@ -75,6 +118,11 @@ class _Address(NamedTuple):
         """Whether the given address leads to this folder. Web servers usually ignore a query that
         they don't expect."""
         return self == given or self == given._replace(query="")
+
+    def is_in(self, repository: str) -> bool:
+        """Whether this is a folder in a repository on the hub, at any revision. Some paths on the
+        hub begin with other parts, such as `/api/resolve-cache/models`."""
+        return self.host == HUB_HOST and f"/{repository.lower()}/" in f"{self.path}/"
 
 
 @lru_cache(maxsize=4096)
@@ -90,7 +138,7 @@ def _address(base: str) -> _Address:
     if url.scheme not in DEFAULT_PORTS:
         return _Address(url.scheme, host, path)
     if host in HUB_HOSTS:
-        host, path = "huggingface.co", path.lower()  # the hub ignores the case of names
+        host, path = HUB_HOST, path.lower()  # the hub ignores the case of names
     if port not in (None, DEFAULT_PORTS[url.scheme]):
         host = f"{host}:{port}"
     return _Address("web", host, path, url.query)
@@ -113,13 +161,16 @@ def _unknown(name: str, catalogue: Catalogue) -> InvalidDocument:
     )
 
 
-def _accepted(model: Pretrained, entry: CatalogueModel) -> str | bool:
-    """Return the name of the licence if the document accepts it."""
+def _accepted(model: Pretrained, entry: CatalogueModel, reason: str | None = None) -> str | bool:
+    """Return the name of the licence if the document accepts it. reason: why the licence applies if
+    the base is not the model itself."""
+    applies = f", which also applies here because {reason}" if reason else ""
     given = model.accept_licence
     if given is False:
         if entry.must_accept:
             raise LicenceNotAccepted(
-                f"the model {entry.name!r} requires that you accept its licence, {entry.licence!r}",
+                f"the model {entry.name!r} requires that you accept its licence, "
+                f"{entry.licence!r}{applies}",
                 pointer="/model/accept_licence",
                 hint=f"read it with `dray models {entry.name}`, and set model.accept_licence to "
                 "true",
@@ -128,7 +179,7 @@ def _accepted(model: Pretrained, entry: CatalogueModel) -> str | bool:
     if given is not True and given != entry.licence:
         raise LicenceNotAccepted(
             f"accepts the licence {given!r}, but the licence of the model {entry.name!r} is "
-            f"{entry.licence!r}",
+            f"{entry.licence!r}{applies}",
             pointer="/model/accept_licence",
             hint=f"read it with `dray models {entry.name}`, and accept it by its name",
         )
@@ -143,7 +194,9 @@ def _refuse_sweep(
     swept = spec.sweep.parameters if spec.sweep is not None else {}
     choices = (swept["model.base"].choices or ()) if "model.base" in swept else ()
     bases = [model.model_copy(update={"base": base}) for base in choices if isinstance(base, str)]
-    is_named = any(one.is_named or _entry(one, catalogue) for one in bases)
+    is_named = any(
+        one.is_named or _entry(one, catalogue) or _licensed(one, catalogue, ()) for one in bases
+    )
     if any(base_files.job_of(one.base) for one in bases):
         raise InvalidDocument(
             "can't vary model.base among results of jobs: submit a job for each of them",

@@ -282,9 +282,10 @@ def first_event(
     if row.is_runtime_of_queue:
         message = f"{message}, whose default for max_runtime_s is {row.max_runtime_s}"
     model = resolved.spec.model
-    if isinstance(model, Pretrained) and model.catalogue and isinstance(model.accept_licence, str):
-        licence = {"model": model.catalogue, "licence": model.accept_licence}
-        message = f"{message}; accepted the licence {model.accept_licence!r} of {model.catalogue}"
+    if isinstance(model, Pretrained) and isinstance(model.accept_licence, str):
+        licensed = model.catalogue or model.base
+        licence = {"model": licensed, "licence": model.accept_licence}
+        message = f"{message}; accepted the licence {model.accept_licence!r} of {licensed}"
         data["accepted"] = licence
     if resolved.explanation is not None:
         message = f"{message}; {resolved.explanation}"

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from dray import views
 from dray.filters import JobFilter
 from dray.requests import PlanRequest
-from dray.spec import JobSpec
+from dray.spec import JobSpec, Pretrained
 from dray.spec.ordering import After
 from dray.views import JobState
 from service.checkpoints import base_jobs, init_from
@@ -223,7 +223,10 @@ class Jobs:
     async def prepare(self, spec: JobSpec, owner: str) -> PreparedDocument:
         """Do the checks of a submission that need no transaction."""
         new_jobs.refuse_functions(spec, self._settings)
-        spec = catalogue.resolve(spec, self.models.current() or {})
+        ancestors: list[Pretrained] = []
+        if job_ids := base_jobs.ancestor_ids(spec):
+            ancestors = await self._database.read(lambda s: base_jobs.models_of(s, job_ids))
+        spec = catalogue.resolve(spec, self.models.current() or {}, ancestors)
         policy = node_policies.data_policy(self._settings, spec)
         await data_policy.refuse_forbidden(spec, policy)
         await base_models.refuse_unfit(spec, policy)
@@ -272,7 +275,7 @@ class Jobs:
         if prepared.unfit is not None:
             raise prepared.unfit
         new_jobs.use_code(session, spec, owner, now)
-        data_files.use(session, spec, owner)
+        data_files.use(session, data_policy.sources_of(spec.data), owner, now)
         origin = init_from.resolve(session, spec)
         base_jobs.refuse_unfit(session, spec)
         after = dependencies.hold(session, spec)

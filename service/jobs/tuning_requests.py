@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import timedelta
+from typing import Any, Final
 
 from sqlalchemy.orm import Session
 
@@ -16,8 +18,12 @@ from service.db.session import Database
 from service.db.types import storable
 from service.jobs import serializers
 from service.jobs.deletions import not_found
+from service.jobs.idempotency import IdempotencyKey
 from service.jobs.service import Jobs, NewJob, found
 from service.lifecycle.transitions import remark
+
+MAX_BETWEEN_TRIES: Final = timedelta(days=1)
+"""Maximum time between two tries of a request."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +40,33 @@ class TuningRequests:
         self._database = database
         self._jobs = jobs
 
+    async def key(
+        self, owner: str, fingerprint: str, *, repeats_within: timedelta | None
+    ) -> IdempotencyKey:
+        """Return the idempotency key of a request whose client sends no key. fingerprint: of the
+        body. repeats_within: the maximum time since the previous try of the request; None for a
+        first try, which always gets a new key."""
+        new_key = f"openai-{uuid.uuid4()}"
+
+        def work(session: Session) -> str:
+            now = self._database.time(session)
+            within = repeats_within
+            since = None if within is None else now - min(within, MAX_BETWEEN_TRIES)
+            return repository.key_of(session, owner, fingerprint, new_key, now, since)
+
+        return IdempotencyKey(await self._database.write(work), fingerprint)
+
     async def create(
-        self, spec: JobSpec, request: dict[str, Any], notes: Sequence[str], owner: str, actor: str
+        self,
+        spec: JobSpec,
+        request: dict[str, Any],
+        notes: Sequence[str],
+        owner: str,
+        actor: str,
+        idempotency: IdempotencyKey | None = None,
     ) -> TuningJob:
-        """Submit a job with its request. Each note becomes an event. Raises the errors of a
+        """Submit a job with its request, and return both. Each note becomes an event. If the key
+        was used before, return the job and the request of the earlier call. Raises the errors of a
         submission."""
 
         def store(session: Session, new: NewJob) -> JobRow:
@@ -55,8 +84,10 @@ class TuningRequests:
                 )
             return row
 
-        job, _created = await self._jobs.submit(spec, owner=owner, actor=actor, store=store)
-        return TuningJob(job, request)
+        job, is_created = await self._jobs.submit(
+            spec, owner=owner, actor=actor, store=store, idempotency=idempotency
+        )
+        return TuningJob(job, request) if is_created else await self.get(job.id)
 
     async def get(self, job_id: str) -> TuningJob:
         """Return a job with its request. Raises NotFound if the job does not exist, or was created

@@ -8,7 +8,7 @@ attempt.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -23,6 +23,7 @@ from ray_workers.shared.node_needs import CodeRef, RemoteCodeRef
 from service.checkpoints import base_jobs, init_from
 from service.checkpoints.catalog import counting_checkpoints
 from service.config import node_policies
+from service.config.models_file import Catalogue
 from service.config.node_types import without_labels
 from service.config.settings import Settings
 from service.db.models import CodeRow
@@ -73,6 +74,8 @@ class Deployment:
     id: str
     cluster_session: str
     settings: Settings
+    catalogue: Catalogue = field(default_factory=dict)
+    """Models whose licences jobs must accept."""
 
 
 @dataclass(frozen=True)
@@ -271,7 +274,10 @@ def _spec_of(
         older_than_init_from=older,
         code=_code_of(job.spec, code, settings),
         data_policy=node_policies.data_policy(
-            settings, job.spec, base_jobs.files_of(session, job.spec)
+            settings,
+            job.spec,
+            base_jobs.files_of(session, job.spec),
+            deployment.catalogue,
         ),
         environment_policy=node_policies.environment_policy(settings, row.owner),
         start_timeout_s=settings.start_timeout_s,

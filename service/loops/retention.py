@@ -16,11 +16,13 @@ from service.db.repositories import storage as repository
 from service.db.repositories.scheduling import accounting as accounting_repository
 from service.db.repositories.scheduling import node_checks as node_checks_repository
 from service.db.repositories.scheduling import withheld as withheld_repository
+from service.db.repositories.submission import tuning_requests as tuning_repository
 from service.db.repositories.telemetry import chunks as chunks_repository
 from service.db.session import Database
 from service.domain.errors import CheckpointInUse, FolderSpoilt, NotFound, StorageUnavailable
 from service.domain.scheduling.rules.shares import REMEMBERED_S
 from service.jobs.service import Jobs
+from service.jobs.tuning_requests import MAX_BETWEEN_TRIES
 from service.loops.shared.timings import LoopTimings
 from service.storage.quota import StorageWatch
 from service.storage.staged_files import StagedFiles, with_files
@@ -87,12 +89,15 @@ class Retention:
             deleted = await self.delete_expired()
             await self._jobs.code.sweep(await self._now())
             await self._jobs.files.remove_left()
+            await self._jobs.files.remove_expired()
             if self._accounting_days:
                 days = timedelta(days=self._accounting_days)
                 forgotten = await self._now() - max(days, timedelta(seconds=REMEMBERED_S))
                 await self._database.write(lambda s: accounting_repository.forget(s, forgotten))
             now = await self._now()
             await self._database.write(lambda s: withheld_repository.forget(s, now, KEPT_FAULTS))
+            tried = now - MAX_BETWEEN_TRIES
+            await self._database.write(lambda s: tuning_repository.forget_keys(s, tried))
             tested = now - KEPT_TESTS
             await self._database.write(lambda s: node_checks_repository.forget(s, tested))
             await self._store_refused_logs()

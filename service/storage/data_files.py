@@ -7,13 +7,11 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any
 
 from sqlalchemy.orm import Session
 
-from dray.spec import JobSpec
 from dray.spec.training.data import uploaded_files
 from ray_workers.shared.names import UPLOADS_FOLDER, upload_name
 from service.db.models import DataFileRow
@@ -52,9 +50,11 @@ class DataFiles:
         self._storage = storage
         self._clock = clock or database.clock
 
-    async def upload(self, owner: str, name: str, content: bytes) -> DataFileRow:
-        """Store a file of JSON lines. Raises QuotaExceeded, StorageUnavailable, and BadUpload if a
-        line is not a JSON object."""
+    async def upload(
+        self, owner: str, name: str, content: bytes, *, lasts: timedelta | None = None
+    ) -> DataFileRow:
+        """Store a file of JSON lines. lasts: time after which the file expires. Raises
+        QuotaExceeded, StorageUnavailable, and BadUpload if a line is not a JSON object."""
         num_lines = await asyncio.to_thread(count_examples, content)
         digest = await asyncio.to_thread(lambda: hashlib.sha256(content).hexdigest())
         now = self._clock()
@@ -68,6 +68,7 @@ class DataFiles:
             state=repository.PENDING,
             created_at=now,
             changed_at=now,
+            expires_at=None if lasts is None else now + lasts,
         )
         file_id = row.id
 
@@ -79,7 +80,7 @@ class DataFiles:
             repository.set_state(
                 session, file_id, repository.PENDING, repository.STORED, self._clock()
             )
-            return repository.get(session, owner, file_id)
+            return repository.get(session, owner, file_id, now)
 
         await self._database.write(begin)
         await in_storage_thread(self._storage.write_bytes, key_of(file_id), content)
@@ -94,7 +95,8 @@ class DataFiles:
         file."""
         row = None
         if storable(file_id):
-            row = await self._database.read(lambda s: repository.get(s, owner, file_id))
+            now = self._clock()
+            row = await self._database.read(lambda s: repository.get(s, owner, file_id, now))
         if row is None:
             raise _not_found(file_id, pointer)
         return row
@@ -106,8 +108,9 @@ class DataFiles:
         `is_ascending`."""
         if after is not None and not storable(after):
             return []
+        now = self._clock()
         return await self._database.read(
-            lambda s: repository.page(s, owner, after, limit, is_ascending=is_ascending)
+            lambda s: repository.page(s, owner, after, limit, now, is_ascending=is_ascending)
         )
 
     async def delete(self, owner: str, file_id: str) -> None:
@@ -119,7 +122,7 @@ class DataFiles:
 
         def work(session: Session) -> None:
             nonlocal is_deleted
-            if repository.get(session, owner, file_id, lock=True) is None:
+            if repository.get(session, owner, file_id, now, lock=True) is None:
                 if is_deleted:  # an earlier try committed, but its answer was lost
                     return
                 raise _not_found(file_id)
@@ -132,14 +135,36 @@ class DataFiles:
             is_deleted = True
 
         await self._database.write(work)
-        try:
-            await self._remove(file_id)
-        except StorageUnavailable as error:
-            logger.warning("the content of %s can't be deleted yet: %s", file_id, error)
+        await self._remove(file_id)
 
     async def _remove(self, file_id: str) -> None:
-        await in_storage_thread(self._storage.delete_tree, f"{UPLOADS_FOLDER}/{file_id}")
-        await self._database.write(lambda session: repository.remove(session, file_id))
+        """Delete the content and the row of a file. If the storage is unavailable, `remove_left`
+        tries again."""
+        try:
+            await in_storage_thread(self._storage.delete_tree, f"{UPLOADS_FOLDER}/{file_id}")
+        except StorageUnavailable as error:
+            logger.warning("the content of %s can't be deleted yet: %s", file_id, error)
+        else:
+            await self._database.write(lambda session: repository.remove(session, file_id))
+
+    async def remove_expired(self) -> None:
+        """Delete the expired files that no job reads."""
+        now, after = self._clock(), ""
+
+        def work(session: Session) -> tuple[list[str], list[str]]:
+            rows = repository.expired(session, now, after, LEFT_AT_ONCE)
+            unused = [row.id for row in rows if not repository.jobs_with(session, row.id, 1)]
+            for file_id in unused:
+                repository.set_state(session, file_id, repository.STORED, repository.DELETED, now)
+            return [row.id for row in rows], unused
+
+        while True:
+            seen, unused = await self._database.write(work)
+            for file_id in unused:
+                await self._remove(file_id)
+            if len(seen) < LEFT_AT_ONCE:
+                return
+            after = seen[-1]
 
     async def remove_left(self) -> None:
         """Delete what interrupted uploads and deletions have left."""
@@ -147,29 +172,19 @@ class DataFiles:
         for file_id in await self._database.read(
             lambda s: repository.left(s, before, LEFT_AT_ONCE)
         ):
-            try:
-                await self._remove(file_id)
-            except StorageUnavailable as error:
-                logger.warning("the content of %s can't be deleted yet: %s", file_id, error)
+            await self._remove(file_id)
 
 
-def use(session: Session, spec: JobSpec, owner: str) -> None:
-    """Prevent the deletion of the files that a document names. Raises InvalidDocument if one of
-    them does not exist, or belongs to another user."""
-    for file_id in _named_in(spec.data.model_dump(mode="json")):
-        if repository.get(session, owner, file_id, lock=True) is None:
-            raise InvalidDocument(
-                f"names the uploaded file {file_id}, which does not exist", pointer="/data/source"
-            )
-
-
-def _named_in(value: Any) -> Iterator[str]:
-    """Yield the ids of the uploaded files that any string of a document names."""
-    if isinstance(value, str):
-        yield from uploaded_files(value)
-    elif isinstance(value, Mapping | list):
-        for one in value.values() if isinstance(value, Mapping) else value:
-            yield from _named_in(one)
+def use(session: Session, sources: Iterable[tuple[str, str]], owner: str, now: datetime) -> None:
+    """Prevent the deletion of the uploaded files among the sources of a document, which are given
+    with their pointers. Raises InvalidDocument if one of the files does not exist, has expired, or
+    belongs to another user."""
+    for pointer, source in sources:
+        for file_id in uploaded_files(source):
+            if repository.get(session, owner, file_id, now, lock=True) is None:
+                raise InvalidDocument(
+                    f"names the uploaded file {file_id}, which does not exist", pointer=pointer
+                )
 
 
 def _not_found(file_id: str, pointer: str | None = None) -> FileNotFound:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dray.spec.fields import wrong
-from dray.spec.program.model import Pretrained
+from dray.spec.program.model import Lora, Pretrained
 from dray.spec.training.method import Dpo, Sft
 from dray.spec.training.sync import AllReduce
 
@@ -43,16 +43,36 @@ def check(spec: JobSpec) -> None:
                 "space",
             )
     adapter = spec.model.adapter if isinstance(spec.model, Pretrained) else None
-    if adapter is not None and adapter.base_precision not in ("fp32", train.precision):
-        raise wrong(
-            "/model/adapter/base_precision",
-            f"is bf16, but train.precision is {train.precision}: set train.precision to bf16",
-        )
+    if adapter is not None and adapter.base_precision != "fp32":
+        _check_precision(spec, adapter)
     if isinstance(spec.method, Dpo) and spec.init_from is not None:
         raise wrong(
             "/init_from",
             "is not supported by the method dpo, which compares the model with its base: set "
             "model.base to the result of the other job",
+        )
+
+
+def _check_precision(spec: JobSpec, adapter: Lora) -> None:
+    """Check the options that a base in 16 or 4 bits restricts."""
+    pointer, held = "/model/adapter/base_precision", adapter.base_precision
+    if spec.train.precision != "bf16":
+        raise wrong(
+            pointer,
+            f"is {held}, but train.precision is {spec.train.precision}: set train.precision to "
+            "bf16",
+        )
+    if held == "nf4" and adapter.kind == "dora":
+        raise wrong(
+            pointer,
+            "is nf4, but adapter.kind is dora, which needs the lengths of exact weights: use bf16, "
+            "or set adapter.kind to lora",
+        )
+    if held == "nf4" and spec.parallel.is_sharded and spec.parallel.zero > 1:
+        raise wrong(
+            pointer,
+            "is nf4, but blocks of 4-bit weights can't be divided by parallel.shard: use bf16, or "
+            "set parallel.zero to 1",
         )
 
 

@@ -186,9 +186,11 @@ class Lora(Document):
     rslora: StrictBool = False
     """Whether to multiply by `alpha / sqrt(rank)` instead (Kalajdzievski 2023,
     arXiv:2312.03732)."""
-    base_precision: Literal["fp32", "bf16"] = "fp32"
-    """Data type in which the ranks hold the frozen base. bf16 halves the memory for it, and
-    requires `train.precision: bf16`. The adapter is held in fp32."""
+    base_precision: Literal["fp32", "bf16", "nf4"] = "fp32"
+    """Data type in which the ranks hold the frozen base. bf16 halves the memory for it. nf4 also
+    quantizes its linear layers, except for the output layer, to 4 bits per weight (QLoRA,
+    arXiv:2305.14314), which requires the package bitsandbytes on the nodes. Both require
+    `train.precision: bf16`. The adapter is held in fp32."""
     merge: StrictBool = True
     """Whether the result also contains the merged model, in addition to the adapter."""
 

@@ -61,6 +61,7 @@ def open_base(model: spec.Pretrained, policy: DataPolicy, max_length: int) -> Ba
             if model.sha256 not in (None, content.sha256):
                 found = f"has the hash {content.sha256}, but model.sha256 is {model.sha256}"
                 raise broken(location, found)
+            _refuse_licensed(content.sha256, policy, location)
             paths = {file.name: file.path for file in source.files(content)}
             cache.sweep()
     fault = base_files.fault_of_names([*paths, *_pickles(model, policy, paths)])
@@ -72,6 +73,17 @@ def open_base(model: spec.Pretrained, policy: DataPolicy, max_length: int) -> Ba
     if (fault := base_files.fault_of_config(config, max_length)) is not None:
         raise broken(at_config, fault)
     return BaseModel(location, paths, config, content.sha256)
+
+
+def _refuse_licensed(sha256: str, policy: DataPolicy, location: str) -> None:
+    for one in policy.licensed:
+        if one.sha256 == sha256:
+            raise broken(
+                location,
+                f"has the same files as the model {one.name!r} of the server's catalogue, whose "
+                f"licence must be accepted: read it with `dray models {one.name}`, and set "
+                f"model.accept_licence to {one.licence!r}",
+            )
 
 
 def _pickles(model: spec.Pretrained, policy: DataPolicy, paths: Mapping[str, Path]) -> list[str]:

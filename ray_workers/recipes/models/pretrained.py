@@ -24,6 +24,7 @@ from dray.train.prepared.dtensor import box_of, local
 from ray_workers.datasets.core.errors import broken, listed
 from ray_workers.datasets.formats.base_models import BaseModel
 from ray_workers.recipes.models import compat_transformers
+from ray_workers.recipes.models.quantised import Nf4Linear, quantise
 from ray_workers.training.core.errors import ModelError
 from ray_workers.training.data.sampler import derive_seed
 from ray_workers.training.parallel.meta_init import draw, empty
@@ -112,17 +113,24 @@ class PretrainedModel(nn.Module):
                 other._parameters[key] = module._parameters[name]
         with torch.no_grad(), ExitStack() as opened:
             files: dict[str, Any] = {}
+
+            def rows_of(found: Stored) -> Any:
+                if found.file not in files:
+                    path = self._base.paths[found.file]
+                    files[found.file] = opened.enter_context(safe_open(path, framework="pt"))
+                return files[found.file].get_slice(found.key)
+
             for name, parameter in (one for lm in self._lms for one in lm.named_parameters()):
                 if name not in self._stored:
                     continue  # of an adapter, or of a layer that the base does not have
                 found = self._stored[name]
-                if found.file not in files:
-                    path = self._base.paths[found.file]
-                    files[found.file] = opened.enter_context(safe_open(path, framework="pt"))
-                rows = files[found.file].get_slice(found.key)
+                rows = rows_of(found)
                 local(parameter).copy_(_part(rows, parameter))
                 if (magnitude := self._magnitude_of(name)) is not None:
                     _fill_lengths(magnitude, rows, parameter.dtype, found.is_transposed)
+            for path, layer in self.lm.named_modules():
+                if isinstance(layer, Nf4Linear):
+                    layer.fill(rows_of(self._stored[f"{path}.weight"])[:])
         self._draw_rest(seed)
 
     def _magnitude_of(self, name: str) -> Tensor | None:
@@ -188,8 +196,10 @@ def parts_of(
         return Parts(lm.train(), base, stored)
     _refuse_missing_targets(lm, adapter)
     compat_transformers.add_adapter(lm, adapter)
-    if adapter.base_precision == "bf16":
+    if adapter.base_precision != "fp32":
         _hold_frozen(lm, torch.bfloat16)
+    if adapter.base_precision == "nf4":
+        quantise(lm)
     stored = {_within_adapter(name, lm): found for name, found in stored.items()}
     return Parts(lm.train(), base, stored)
 

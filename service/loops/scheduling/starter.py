@@ -60,6 +60,7 @@ class Starter(Stage):
         self._launches = context.launches
         self._signals = context.signals
         self._settings = context.settings
+        self._models = context.models
         self._deployment_id = context.deployment_id
         self._halted = context.halted
         self._gate = gate
@@ -117,7 +118,9 @@ class Starter(Stage):
             self._signals.publish(ATTEMPTS)
 
     async def _claim(self, wanted: Sequence[Wanted], cluster_session: str) -> list[AttemptSpec]:
-        deployment = Deployment(self._deployment_id, cluster_session, self._settings)
+        deployment = Deployment(
+            self._deployment_id, cluster_session, self._settings, self._models.current() or {}
+        )
 
         async def claim(some: Sequence[Wanted]) -> Sequence[AttemptSpec | None]:
             return await self._database.write(lambda s, at: claims.claim(s, some, deployment, at))

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from service.cluster.port import Cluster
+from service.config.models_file import ModelsFile
 from service.config.settings import Settings
 from service.costs.prices_file import PricesFile
 from service.db.notifications import Signals
@@ -68,6 +69,7 @@ class LoopContext:
     settings: Settings
     timings: LoopTimings
     prices: PricesFile
+    models: ModelsFile
     deployment_id: str
     halted: asyncio.Event
     """Set when no more jobs may be started."""

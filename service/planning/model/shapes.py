@@ -90,8 +90,9 @@ def _of_base(spec: JobSpec, model: Pretrained, config: Mapping[str, Any] | None)
     if spec.method.name not in METHODS or kind not in ADAPTERS:
         unknown = spec.method.name if spec.method.name not in METHODS else kind
         raise Unknown(f"the planner can't estimate the memory and the step time of {unknown}")
-    if model.adapter is not None and model.adapter.base_precision != "fp32":
-        raise Unknown("the planner can't estimate the memory of a base held in bf16")
+    held = "fp32" if model.adapter is None else model.adapter.base_precision
+    if held != "fp32":
+        raise Unknown(f"the planner can't estimate the memory of a base held in {held}")
     if config is None:
         raise Unknown(
             f"the server can't read config.json in {model.base}, which determines the sizes of the "

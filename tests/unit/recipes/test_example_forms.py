@@ -355,3 +355,43 @@ def test_a_cell_with_json_stays_a_text(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "d.csv", [{"prompt": "the cat", "completion": answer}])
     ((ids, _),) = tokens_of(opened(path, tmp_path))
     assert tokenizer(TEMPLATE).decode(ids) == f"<s>the cat{answer}</s>"
+
+
+@pytest.mark.parametrize("column", ["prompt", "messages", "completion"])
+@pytest.mark.parametrize("seed", range(4))
+def test_messages_in_the_notation_of_python_are_refused(
+    tmp_path: Path, column: str, seed: int
+) -> None:
+    """A table that pandas writes has `str()` of each cell. The refusal's advice is followed."""
+    pandas = pytest.importorskip("pandas")
+    generator = random.Random(seed)
+    rows: list[Record] = [
+        {
+            "prompt": [{"role": "user", "content": text(generator)}],
+            "completion": [{"role": "assistant", "content": "it's " + text(generator)}],
+        }
+        for _ in range(5)
+    ]
+    if column == "messages":
+        rows = [{"messages": [*one["prompt"], *one["completion"]]} for one in rows]
+    elif generator.random() < 0.5:  # the keys in the order of a file in Parquet
+        rows = [{n: [dict(sorted(m.items())) for m in v] for n, v in r.items()} for r in rows]
+    expected = tokens_of(opened(tiny.write_lines(tmp_path / "d.jsonl", rows), tmp_path))
+    table = pandas.DataFrame(rows)
+    for name in table.columns:
+        if name != column:
+            table[name] = table[name].map(json.dumps)
+    path = tmp_path / "d.csv"
+    table.to_csv(path, index=False)
+    with pytest.raises(DataError, match=rf"d.csv, line 2: .*`{column}` in the notation of Python"):
+        opened(path, tmp_path)
+    table[column] = table[column].map(json.dumps)
+    table.to_csv(path, index=False)
+    assert tokens_of(opened(path, tmp_path)) == expected
+
+
+@pytest.mark.parametrize("answer", ["[{'city': 'Rome'}]", "{'role': 'x'}", "[1, 2]", "{x}", "[]"])
+def test_other_python_in_a_cell_stays_a_text(tmp_path: Path, answer: str) -> None:
+    path = write_csv(tmp_path / "d.csv", [{"prompt": "the cat", "completion": answer}])
+    ((ids, _),) = tokens_of(opened(path, tmp_path))
+    assert tokenizer(TEMPLATE).decode(ids) == f"<s>the cat{answer}</s>"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import dray
+from dray.spec import JobSpec, Pretrained
+from ray_workers.datasets.formats.base_models import open_base
 from ray_workers.recipes import fine_tuning
+from ray_workers.shared.node_needs import DataPolicy, LicensedModel
 from ray_workers.training.core.errors import DataError, ModelError
 from tests.unit.recipes import tiny_models as tiny
 from tests.unit.recipes.test_fine_tuning import LORA, build, job
@@ -56,6 +60,27 @@ def test_a_base_that_is_a_file_or_absent_is_refused(own: Path) -> None:
     assert "does not exist on this node" in refused(own)
     (own / "base").write_text("x")
     assert "is a file: give the folder of the model" in refused(own)
+
+
+def test_a_copy_of_a_model_whose_licence_is_not_accepted_is_refused(own: Path) -> None:
+    """Whatever its address is: a copy has the same hash."""
+    given = JobSpec.model_validate(job(own)).model
+    assert isinstance(given, Pretrained)
+    policy = DataPolicy.open(str(own / "cache"))
+    sha256 = open_base(given, policy, 64).sha256
+    shutil.copytree(own / "base", own / "mine")
+    copy = given.model_copy(update={"base": (own / "mine").as_uri()})
+    for hashes, is_refused in (([sha256], True), (["0" * 64, sha256], True), (["0" * 64], False)):
+        licensed = tuple(LicensedModel("llama", "Community License", one) for one in hashes)
+        limited = replace(policy, licensed=licensed)
+        if is_refused:
+            with pytest.raises(DataError, match=r"set model\.accept_licence to 'Community"):
+                open_base(copy, limited, 64)
+        else:
+            open_base(copy, limited, 64)
+    (own / "mine" / "generation_config.json").write_text("{}")
+    limited = replace(policy, licensed=(LicensedModel("llama", "Community License", sha256),))
+    open_base(copy, limited, 64)  # a changed copy is another model
 
 
 def test_an_unfit_config_is_refused(own: Path) -> None:

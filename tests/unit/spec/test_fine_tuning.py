@@ -10,6 +10,9 @@ from dray.spec import JobSpec, Lora, Pretrained, Sft
 from tests.unit.spec.job_documents import check_refusal, images, recipe
 
 BASE = {"base": "file:///model"}
+NF4 = {"kind": "lora", "base_precision": "nf4"}
+BF16 = {"precision": "bf16"}
+SHARDED = {"resources": {"num_workers": 2}, "parallel": {"shard": 2}}
 
 
 def tuning(**fields: Any) -> dict[str, Any]:
@@ -51,6 +54,26 @@ def test_a_document_is_the_same_after_it_was_written() -> None:
             {"model": {**BASE, "adapter": {"kind": "dora", "base_precision": "bf16"}}},
             "/model/adapter/base_precision",
             "set train.precision to bf16",
+        ),
+        (
+            {"model": {**BASE, "adapter": NF4}},
+            "/model/adapter/base_precision",
+            "is nf4, but train.precision is fp32",
+        ),
+        (
+            {"model": {**BASE, "adapter": {**NF4, "kind": "dora"}}, "train": BF16},
+            "/model/adapter/base_precision",
+            "set adapter.kind to lora",
+        ),
+        (
+            {"model": {**BASE, "adapter": NF4}, "train": BF16, **SHARDED},
+            "/model/adapter/base_precision",
+            "set parallel.zero to 1",
+        ),
+        (
+            {"model": {**BASE, "adapter": NF4}, "train": BF16, "parallel": "auto"},
+            "/model/adapter/base_precision",
+            "can't be divided by parallel.shard",
         ),
         ({"method": "kto"}, "/method", "'sft', 'dpo', 'reward'"),
         ({"method": {"max_length": 1}}, "/method/sft/max_length", "greater than or equal to 2"),

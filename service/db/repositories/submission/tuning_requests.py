@@ -2,17 +2,49 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Select, select
+from sqlalchemy import Select, case, delete, select
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from service.db.models import JobRow, TuningRequestRow
+from service.db.models import JobRow, TuningKeyRow, TuningRequestRow
+from service.db.repositories.bulk import insert_of
 
 
 def insert(session: Session, job_id: str, owner: str, request: dict[str, Any]) -> None:
     session.add(TuningRequestRow(job_id=job_id, owner=owner, request=request))
+
+
+def key_of(
+    session: Session,
+    owner: str,
+    fingerprint: str,
+    new_key: str,
+    now: datetime,
+    since: datetime | None,
+) -> str:
+    """Return the key of the owner's newest request with this body, if there is such a request and
+    it is not older than `since`. Otherwise, or if `since` is None, store and return `new_key`."""
+    insert = insert_of(session)(TuningKeyRow).values(
+        owner=owner, fingerprint=fingerprint, key=new_key, used_at=now
+    )
+    key = insert.excluded.key
+    if since is not None:
+        key = case((TuningKeyRow.used_at < since, key), else_=TuningKeyRow.key)
+    return str(
+        session.scalar(
+            insert.on_conflict_do_update(
+                index_elements=["owner", "fingerprint"], set_={"key": key, "used_at": now}
+            ).returning(TuningKeyRow.key)
+        )
+    )
+
+
+def forget_keys(session: Session, before: datetime) -> None:
+    """Delete the keys of requests that are older than `before`."""
+    session.execute(delete(TuningKeyRow).where(TuningKeyRow.used_at < before))
 
 
 def get(session: Session, job_id: str) -> dict[str, Any] | None:

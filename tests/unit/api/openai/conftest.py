@@ -70,7 +70,11 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
             "name": "llama-tiny",
             "base": base.as_uri(),
             "chat_template": tiny.MARKED,
-            "defaults": {"priority": 40, "method": {"max_length": 128}},
+            "defaults": {
+                "priority": 40,
+                "method": {"max_length": 128},
+                "checkpoint": {"best": "val/perplexity"},
+            },
         },
         {
             "name": "guarded",
@@ -78,6 +82,11 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
             "licence": "Community License",
             "licence_text": "Be good.",
             "must_accept": True,
+        },
+        {
+            "name": "started",
+            "base": f"{base.as_uri()}-third",
+            "defaults": {"init_from": {"job": "job-0a"}},
         },
     ]
     file = home / "models.yaml"

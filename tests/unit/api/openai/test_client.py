@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from service.db.models import DataFileRow
 from service.jobs.tuning_requests import TuningRequests
 from tests.unit.api.openai.conftest import BOB, LINES, PAIRS, Shop, jsonl
 from tests.unit.service.helpers import metrics
@@ -103,7 +106,7 @@ def test_a_job_trains_and_its_model_is_listed(shop: Shop, client: Any, training:
     assert done.fine_tuned_model == f"ft:llama-tiny:ann::{job.id}"
     assert done.finished_at is not None
     names = [one.id for one in client.models.list()]
-    assert names[:2] == ["llama-tiny", "guarded"]
+    assert names[:3] == ["llama-tiny", "guarded", "started"]
     assert done.fine_tuned_model in names
     assert done.fine_tuned_model not in [one.id for one in shop.client(BOB).models.list()]
     for name in ("llama-tiny", done.fine_tuned_model):
@@ -137,13 +140,24 @@ def test_a_licence_is_accepted_in_the_metadata(shop: Shop, client: Any, training
     client.fine_tuning.jobs.cancel(made.id)
 
 
-def test_preferences_make_a_job(client: Any) -> None:
+def test_preferences_make_a_job(shop: Shop, client: Any) -> None:
+    """Defaults that only the other method has do not prevent the job."""
     file = client.files.create(file=jsonl(PAIRS), purpose="fine-tune").id
     create = client.fine_tuning.jobs.create
     method = {"type": "dpo", "dpo": {"hyperparameters": {"beta": 0.2}}}
     job = create(model="llama-tiny", training_file=file, method=method)
     assert job.method.dpo.hyperparameters.beta == 0.2
-    client.fine_tuning.jobs.cancel(job.id)
+    other = create(model="llama-tiny", training_file=file)
+    found = [shop.http().get(f"/v1/jobs/{one.id}").json()["spec"] for one in (job, other)]
+    assert [one["checkpoint"]["best"] for one in found] == [None, "val/perplexity"]
+    for one in (job, other):
+        client.fine_tuning.jobs.cancel(one.id)
+
+
+def test_defaults_that_one_method_refuses_are_the_operators(client: Any, training: str) -> None:
+    create = client.fine_tuning.jobs.create
+    with pytest.raises(openai.BadRequestError, match="defaults of the model don't fit: /init_from"):
+        create(model="started", training_file=training, method={"type": "dpo"})
 
 
 def test_errors_outside_of_routes_have_the_form_of_openai(shop: Shop, client: Any) -> None:
@@ -230,6 +244,65 @@ def test_files_that_do_not_fit_are_refused(shop: Shop, client: Any) -> None:
     with pytest.raises(openai.NotFoundError) as refused:
         client.fine_tuning.jobs.create(model="llama-tiny", training_file=file)
     assert refused.value.body["param"] == "training_file"
+
+
+def test_files_expire(shop: Shop, client: Any) -> None:
+    after: Any = {"anchor": "created_at", "seconds": 3600}
+    made = client.files.create(file=jsonl(LINES[:3]), purpose="fine-tune", expires_after=after)
+    assert made.expires_at == made.created_at + 3600
+    assert client.files.retrieve(made.id).expires_at == made.expires_at
+    hours = timedelta(hours=1)
+
+    def expire(session: Any) -> None:
+        row = session.get(DataFileRow, made.id)
+        row.expires_at -= hours
+
+    shop.server.hands.database.write_sync(expire)
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(made.id)
+    assert made.id not in [one.id for one in client.files.list()]
+    with pytest.raises(openai.NotFoundError) as refused:
+        client.fine_tuning.jobs.create(model="llama-tiny", training_file=made.id)
+    assert refused.value.body["param"] == "training_file"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"expires_after[seconds]": "3600"}, "expires_after.anchor", "missing"),
+        ({"expires_after[anchor]": "created_at"}, "expires_after.seconds", "missing"),
+        ({"expires_after[anchor]": "last_used_at"}, "expires_after.anchor", "created_at"),
+        *(
+            ({"expires_after[anchor]": "created_at", "expires_after[seconds]": seconds}, at, words)
+            for at in ["expires_after.seconds"]
+            for seconds, words in (
+                ("3599", "3600"),
+                ("2592001", "2592000"),
+                ("1e400", "integer"),
+                ("nan", "integer"),
+                ("", "integer"),
+            )
+        ),
+        ({"expires_after": "3600"}, "expires_after", "object"),
+        ({"expires_after[]": "1"}, "expires_after.anchor", "missing"),
+        ({"retention": "1"}, "retention", "no field"),
+        ({"purpose[a]": "1"}, "purpose[a]", "no field"),
+    ],
+)
+def test_fields_of_an_upload_are_never_ignored(
+    shop: Shop, client: Any, fields: dict[str, str], param: str, message: str
+) -> None:
+    before = len(list(client.files.list()))
+    answer = shop.http().post(
+        "/openai/v1/files",
+        data={"purpose": "fine-tune", **fields},
+        files={"file": ("a.jsonl", jsonl(LINES[:2]))},
+    )
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param, error
+    assert re.search(message, error["message"]), error
+    assert len(list(client.files.list())) == before
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,40 @@ def test_preferences_become_the_method_dpo(method: str) -> None:
     assert (spec.samples is None) == (spec.data.examples is None) == (method == "dpo")
 
 
+@pytest.mark.parametrize("seed", range(100))
+def test_defaults_apply_to_the_methods_that_have_them(seed: int) -> None:
+    """Compared with the names of the metrics, in random defaults."""
+    draw = random.Random(seed)
+    of_sft = {"val/loss", "val/perplexity", "val/accuracy"}
+    rewards = {f"val/rewards/{one}" for one in ("chosen", "rejected", "margins", "accuracies")}
+    metrics = sorted({*of_sft, *rewards, "val/margin", "val/f1", "loss"})
+    best, stopping = draw.choice([None, *metrics]), draw.choice([None, *metrics])
+    defaults: dict[str, Any] = {"train": {"optimizer": {"weight_decay": 0.25}}}
+    if best:
+        defaults["checkpoint"] = {"best": best, "keep": 5}
+    if stopping:
+        defaults["train"]["early_stopping"] = {"metric": stopping, "patience": 2}
+    if draw.random() < 0.5:
+        defaults["samples"] = {"prompts": ["Hi"], "max_tokens": 8}
+    unknown = {best, stopping} - {None} - of_sft - rewards
+    if unknown:
+        with pytest.raises(ValueError, match="is not a metric of the methods sft and dpo"):
+            CatalogueModel(name="llama", base="file:///m", defaults=defaults)
+        return
+    entry = CatalogueModel(name="llama", base="file:///m", defaults=defaults)
+    for method, names in (("supervised", of_sft), ("dpo", rewards | {"val/loss"})):
+        asked = TuningRequest.model_validate(
+            {"model": "llama", "training_file": FILE_A, "method": {"type": method}}
+        )
+        spec = check(translation.job_of(asked, entry, rows(9), validates=False).document)
+        assert spec.checkpoint.best == (best if best in names else None)
+        found = spec.train.early_stopping and spec.train.early_stopping.metric
+        assert found == (stopping if stopping in names else None)
+        assert (spec.samples is not None) == ("samples" in defaults and method == "supervised")
+        assert spec.train.optimizer.weight_decay == 0.25
+        assert spec.checkpoint.keep == (5 if best else 3)
+
+
 @pytest.mark.parametrize("seed", range(200))
 def test_forms_of_another_program_are_read(seed: int) -> None:
     draw = random.Random(seed)

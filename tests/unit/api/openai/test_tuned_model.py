@@ -16,6 +16,7 @@ from ray_workers.recipes import RECIPES
 from ray_workers.training.parallel.meta_init import materialise
 from service.config import node_policies
 from tests.unit.api.openai.conftest import ANN, Shop, jsonl
+from tests.unit.api.serving import LiveServer
 from tests.unit.cli.running import Cli
 from tests.unit.recipes import tiny_models as tiny
 
@@ -41,29 +42,9 @@ def test_an_uploaded_file_becomes_a_model_that_answers(
     job = client.fine_tuning.jobs.create(
         model="llama-tiny", training_file=training, validation_file=validation
     )
-    attempt = shop.server.hands.claim(job.id)
-    assert attempt is not None
-    spec = JobSpec.model_validate(attempt.spec)
-    policy = node_policies.data_policy(shop.server.settings, spec)
-    assert policy.file_roots == (path_of(spec),)
-    policy = replace(policy, cache_dir=str(tmp_path / "cache"))
-    work = RECIPES["fine_tuning"].build(spec, policy)
+    spec, work = train(shop.server, job.id, tmp_path / "work")
     assert (len(work.train), len(work.validation)) == (30, 6)
-    materialise(work.model, torch.device("cpu"), 0)
-    with torch.no_grad():  # a step of training, so that the adapter is not 0
-        for parameter in work.model.parameters():
-            if parameter.requires_grad:
-                parameter.add_(0.05 * torch.randn_like(parameter))
-    result = tmp_path / "result"
-    result.mkdir()
-    work.write_results(work.model, {}, 7, result)
-    artifacts = [
-        shop.server.artifact(job.id, path.relative_to(result).as_posix(), path.read_bytes())
-        for path in result.rglob("*")
-        if path.is_file()
-    ]
-    shop.server.hands.report(job.id, 1, artifacts)
-    shop.server.succeed(job.id)
+    assert node_policies.data_policy(shop.server.settings, spec).file_roots == (path_of(spec),)
     name = client.fine_tuning.jobs.retrieve(job.id).fine_tuned_model
     assert client.models.retrieve(name).owned_by == "ann"
 
@@ -76,6 +57,7 @@ def test_an_uploaded_file_becomes_a_model_that_answers(
         "adapter_model.safetensors",
     }
     loaded = dray.load(merged)
+    result = tmp_path / "work" / "result"
     prompt = [{"role": "user", "content": "the cat"}]  # with the template of the catalogue
     answer = loaded.predict(prompt, num_tokens=6)
     assert answer == dray.load(result).predict(prompt, num_tokens=6)
@@ -95,6 +77,33 @@ def test_an_uploaded_file_becomes_a_model_that_answers(
     cli("export", str(merged), "--to", str(again), exits=2)
 
 
+def train(server: LiveServer, job_id: str, folder: Path) -> tuple[JobSpec, Any]:
+    """Do what a rank and the loops do: build the job, take a step, and store the result, which is
+    also left in `folder / "result"`. Returns the job's document and its workload."""
+    attempt = server.hands.claim(job_id)
+    assert attempt is not None
+    spec = JobSpec.model_validate(attempt.spec)
+    policy = node_policies.data_policy(server.settings, spec)
+    policy = replace(policy, cache_dir=str(folder / "cache"))
+    work = RECIPES["fine_tuning"].build(spec, policy)
+    materialise(work.model, torch.device("cpu"), 0)
+    with torch.no_grad():  # a step of training, so that the adapter is not 0
+        for parameter in work.model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.05 * torch.randn_like(parameter))
+    result = folder / "result"
+    result.mkdir(parents=True)
+    work.write_results(work.model, {}, 7, result)
+    artifacts = [
+        server.artifact(job_id, path.relative_to(result).as_posix(), path.read_bytes())
+        for path in result.rglob("*")
+        if path.is_file()
+    ]
+    server.hands.report(job_id, 1, artifacts)
+    server.succeed(job_id)
+    return spec, work
+
+
 def path_of(spec: JobSpec) -> str:
     assert isinstance(spec.model, Pretrained)
     return spec.model.base.removeprefix("file://")
@@ -111,7 +120,7 @@ def _logits_with_adapter(spec: JobSpec, folder: Path) -> Any:
 
 def test_the_catalogue_is_listed(shop: Shop, cli: Cli) -> None:
     listed = shop.http().get("/v1/models").json()["items"]
-    assert [one["name"] for one in listed] == ["llama-tiny", "guarded"]
+    assert [one["name"] for one in listed] == ["llama-tiny", "guarded", "started"]
     assert "licence_text" not in listed[1] or listed[1]["licence_text"] is None
     assert "guarded" in cli("models")
     assert cli.json("models")[1]["must_accept"] is True

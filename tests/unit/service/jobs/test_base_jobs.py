@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ray_workers.shared.contracts import Cause
-from service.domain.errors import CheckpointInUse, InvalidDocument
+from service.config.models_file import ModelsFile
+from service.domain.errors import CheckpointInUse, InvalidDocument, LicenceNotAccepted
 from tests.marks import RULES
 from tests.unit.service.helpers import SHA, Service
 
@@ -16,10 +19,10 @@ pytestmark = RULES
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "adapter/adapter_config.json")
 
 
-def tuning(base: str, **fields: Any) -> dict[str, Any]:
+def tuning(base: str, *, accepts: str | bool = False, **fields: Any) -> dict[str, Any]:
     return {
         "recipe": "fine_tuning",
-        "model": {"base": base},
+        "model": {"base": base, "accept_licence": accepts},
         "data": {"source": "file:///a.jsonl"},
         "checkpoint": {},
         **fields,
@@ -64,6 +67,48 @@ async def test_a_result_that_can_be_no_base_is_refused(service: Service) -> None
     deleted = await tuned(service, *FILES)
     await service.jobs.delete(deleted)
     assert "does not exist" in await refusal(service, deleted)
+
+
+async def test_a_licence_applies_to_results_of_fine_tuning(
+    service: Service, tmp_path: Path
+) -> None:
+    """Also to results of results, when the first job has been deleted."""
+    path = tmp_path / "models.yaml"
+    guarded = {"name": "guarded", "base": "file:///base", "licence": "CL", "must_accept": True}
+    path.write_text(json.dumps({"models": [guarded]}))
+    service.jobs.models = ModelsFile(path)
+
+    async def tuned_from(base: str) -> str:
+        job_id = await service.running(**tuning(base, accepts="CL"))
+        service.end(job_id, 1, frames=[service.artifact(job_id, 1, name) for name in FILES])
+        return job_id
+
+    first = await tuned_from("guarded")
+    for _ in range(2):
+        with pytest.raises(LicenceNotAccepted, match="is a result of fine-tuning this model"):
+            await service.submit(**tuning(f"job://{first}"))
+        with pytest.raises(LicenceNotAccepted):
+            await service.submit(**tuning("file:///other", init_from={"job": first}))
+        second = await tuned_from(f"job://{first}")
+        model = (await service.jobs.get(second)).spec["model"]
+        assert (model["base"], model["accept_licence"]) == (f"job://{first}", "CL")
+        (event, *_) = (await service.queries.events(second)).items
+        assert event.data["accepted"] == {"model": f"job://{first}", "licence": "CL"}
+        await service.jobs.delete(first)
+        first = second
+
+
+async def test_a_licence_applies_to_results_from_before_the_catalogue(
+    service: Service, tmp_path: Path
+) -> None:
+    first = await tuned(service, *FILES)
+    await service.submit(**tuning(f"job://{first}"))
+    path = tmp_path / "models.yaml"
+    guarded = {"name": "guarded", "base": "file:///base", "licence": "CL", "must_accept": True}
+    path.write_text(json.dumps({"models": [guarded]}))
+    service.jobs.models = ModelsFile(path)
+    with pytest.raises(LicenceNotAccepted, match="is a result of fine-tuning this model"):
+        await service.submit(**tuning(f"job://{first}"))
 
 
 async def test_a_base_is_not_deleted_while_a_job_needs_it(service: Service) -> None:

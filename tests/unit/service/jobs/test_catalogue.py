@@ -26,6 +26,9 @@ GUARDED: dict[str, Any] = {
 }
 
 
+BEST_OF_REWARD = {"checkpoint": {"best": "val/margin"}}
+
+
 def write(path: Path, *models: Any) -> Path:
     path.write_text(json.dumps({"models": models}))
     return path
@@ -108,13 +111,85 @@ def test_no_spelling_of_an_address_evades_a_licence(tmp_path: Path, base: str) -
         "https://models.example:8443/llama",
         "https://models.example/Llama",
         "https://models.example/get?model=b",
-        HUB["base"].replace("aa", "ab"),
+        f"https://huggingface.co/Org/Llama-2/resolve/{'a' * 40}",
+        f"https://huggingface.co/Other/Llama/resolve/{'a' * 40}",
+        f"https://mirror.example/{AT_HUB}",
     ],
 )
 def test_other_addresses_are_other_models(tmp_path: Path, base: str) -> None:
     asked = {"name": "asked", "base": "https://models.example/get?model=a", **LICENSED}
     file = ModelsFile(write(tmp_path / "models.yaml", GUARDED, WEB, HUB, asked))
     assert resolved(file, base=base).catalogue is None
+
+
+COPY = {
+    "name": "copy",
+    "base": "file:///srv/copy",
+    **LICENSED,
+    "sha256": "b" * 64,
+    "repositories": ["meta-llama/Llama-3.2-1B"],
+}
+OTHER_REVISIONS = (
+    HUB["base"].replace("aa", "ab"),
+    "https://huggingface.co/Org/Llama/resolve/main",
+    "https://hf.co/org/llama/raw/main/",
+    "https://huggingface.co/api/resolve-cache/models/Org/Llama/main",
+    f"hf://meta-llama/Llama-3.2-1B@{'c' * 40}",
+    f"hf://Meta-Llama/llama-3.2-1b@{'d' * 40}",
+)
+
+
+@pytest.mark.parametrize("base", OTHER_REVISIONS)
+def test_a_licence_applies_to_each_revision_of_a_repository(tmp_path: Path, base: str) -> None:
+    file = ModelsFile(write(tmp_path / "models.yaml", HUB, COPY))
+    with pytest.raises(LicenceNotAccepted, match="is in the same repository") as refused:
+        resolved(file, base=base)
+    assert refused.value.pointer == "/model/accept_licence"
+    with pytest.raises(LicenceNotAccepted, match="accepts the licence 'MIT'"):
+        resolved(file, base=base, accept_licence="MIT")
+    for accepted in (True, "Community License"):
+        model = resolved(file, base=base, accept_licence=accepted)
+        # The revision is still the user's, and the folder of the operator's is not opened.
+        assert (model.base, model.catalogue, model.sha256) == (base, None, None)
+        assert model.accept_licence == "Community License"
+        assert resolved(file, **model.model_dump(mode="json")) == model
+    with pytest.raises(InvalidDocument, match=r"can't vary model\.base"):
+        resolved(file, base="file:///a", sweep={"model.base": ["file:///a", base]})
+
+
+def test_a_licence_applies_to_a_document_with_the_hash_of_the_model(tmp_path: Path) -> None:
+    file = ModelsFile(write(tmp_path / "models.yaml", COPY))
+    given = {"base": "file:///etc", "sha256": "b" * 64}
+    with pytest.raises(LicenceNotAccepted, match=r"model\.sha256 is the hash of its files"):
+        resolved(file, **given)
+    model = resolved(file, **given, accept_licence=True)
+    assert (model.base, model.catalogue) == ("file:///etc", None)
+    settings = Settings(home=tmp_path, tokens_file=tmp_path / "tokens")
+    document = {"recipe": "fine_tuning", "model": model.model_dump(mode="json")}
+    spec = JobSpec.model_validate({**document, "data": {"source": "file:///d.jsonl"}})
+    assert node_policies.data_policy(settings, spec).file_roots == (), "no folder is opened"
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        ({"base": "file:///x"}, ["copy"]),
+        ({"base": "file:///x", "accept_licence": "Community License"}, []),
+        ({"base": "file:///x", "accept_licence": "MIT"}, ["copy"]),
+        ({"base": "file:///x", "accept_licence": True}, ["copy"]),
+        ({"base": "free"}, []),
+    ],
+)
+def test_nodes_receive_the_hashes_of_models_whose_licence_is_not_accepted(
+    tmp_path: Path, model: dict[str, Any], names: list[str]
+) -> None:
+    """Of GUARDED the hash is unknown, and FREE needs no acceptance."""
+    file = ModelsFile(write(tmp_path / "models.yaml", FREE, GUARDED, COPY))
+    known = file.current() or {}
+    document = {"recipe": "fine_tuning", "model": model, "data": {"source": "file:///d.jsonl"}}
+    spec = catalogue.resolve(JobSpec.model_validate(document), known)
+    policy = node_policies.data_policy(Settings(home=tmp_path), spec, catalogue=known)
+    assert [one.name for one in policy.licensed] == names
 
 
 def test_a_stored_document_can_be_submitted_again(file: ModelsFile) -> None:
@@ -188,6 +263,13 @@ def test_a_change_of_the_file_takes_effect(tmp_path: Path) -> None:
         ([{**FREE, "defaults": {"trian": {}}}], "don't form a valid job document: /trian"),
         ([{**FREE, "defaults": {"sweep": {}}}], "can't be a default"),
         ([{**FREE, "sha256": "x"}], "models/0/sha256"),
+        ([{**FREE, "repositories": ["llama"]}], "models/0/repositories/0"),
+        ([{**FREE, "repositories": ["a/b/c"]}], "models/0/repositories/0"),
+        ([{**FREE, "defaults": {"checkpoint": {"best": "val/f1"}}}], "is 'val/f1', which is not a"),
+        (
+            [{**FREE, "defaults": {"method": {"name": "reward"}, **BEST_OF_REWARD}}],
+            "defaults/checkpoint/best is 'val/margin'",
+        ),
     ],
 )
 def test_an_invalid_file_stops_the_start(tmp_path: Path, models: Any, message: str) -> None:

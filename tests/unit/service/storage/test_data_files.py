@@ -30,6 +30,7 @@ from service.domain.errors import (
     NotFound,
     StorageUnavailable,
 )
+from service.jobs.data_policy import sources_of
 from service.jobs.tuning_requests import TuningRequests
 from service.storage import data_files
 from service.storage.data_files import DataFiles, count_examples, key_of
@@ -134,9 +135,6 @@ async def test_what_an_interrupted_upload_leaves_is_removed(
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fails(*_: object) -> None:
-        raise StorageUnavailable("the disk is gone")
-
     with monkeypatch.context() as patched:
         patched.setattr(storage, "write_bytes", fails)
         with pytest.raises(StorageUnavailable):
@@ -160,11 +158,12 @@ async def test_a_document_may_name_only_files_of_its_owner(
 ) -> None:
     first, second = [(await files.upload("ann", "x.jsonl", GOOD)).id for _ in range(2)]
     for source in (f"upload://{first}", f"upload://{first}?validation={second}"):
-        spec = tuning(source)
-        assert spec.data.known_format == "jsonl"
-        database.write_sync(lambda s, spec=spec: data_files.use(s, spec, "ann"))  # type: ignore[misc]
+        data = tuning(source).data
+        assert data.known_format == "jsonl"
+        named = list(sources_of(data))
+        database.write_sync(lambda s, named=named: data_files.use(s, named, "ann", START))  # type: ignore[misc]
         with pytest.raises(InvalidDocument, match="does not exist") as refused:
-            database.write_sync(lambda s, spec=spec: data_files.use(s, spec, "bob"))  # type: ignore[misc]
+            database.write_sync(lambda s, named=named: data_files.use(s, named, "bob", START))  # type: ignore[misc]
         assert refused.value.pointer == "/data/source"
 
 
@@ -243,6 +242,116 @@ async def test_tuning_requests_are_listed_newest_first(service: Service) -> None
     await service.jobs.cancel(ids[4], actor="ann")
     await service.jobs.delete(ids[4])
     assert [one.job.id for one in await tuned.page("ann", None, 1)] == [ids[3]]
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_expired_files_are_invisible_and_deleted_unless_a_job_reads_them(
+    service: Service, seed: int
+) -> None:
+    """Compared with a plain list of the files, in random orders of uploads, jobs and sweeps."""
+    draw = random.Random(seed)
+    files, storage = service.jobs.files, service.storage
+    expires: dict[str, timedelta | None] = {}
+    live: dict[str, str] = {}
+    swept: set[str] = set()
+    began = service.now
+
+    def lasts(file_id: str) -> bool:
+        end = expires[file_id]
+        return end is None or service.now < began + end
+
+    for _ in range(25):
+        service.advance(draw.choice([1, 600, 1800]))
+        step = draw.choice(["upload", "upload", "submit", "cancel", "sweep"])
+        if step == "upload":
+            hours = draw.choice([None, timedelta(hours=1), timedelta(hours=2)])
+            row = await files.upload("ann", "x.jsonl", GOOD, lasts=hours)
+            expires[row.id] = None if hours is None else service.now - began + hours
+            assert row.expires_at == (None if hours is None else service.now + hours)
+        elif step == "submit" and expires:
+            file_id = draw.choice(sorted(expires))
+            job = tuning(f"upload://{file_id}")
+            if lasts(file_id):
+                live[(await service.jobs.submit(job, owner="ann"))[0].id] = file_id
+            else:
+                with pytest.raises(InvalidDocument, match="does not exist"):
+                    await service.jobs.submit(job, owner="ann")
+        elif step == "cancel" and live:
+            job_id = draw.choice(sorted(live))
+            await service.jobs.cancel(job_id, actor="ann")
+            del live[job_id]
+        elif step == "sweep":
+            await files.remove_expired()
+            swept |= {f for f in expires if not lasts(f) and f not in live.values()}
+        seen = {row.id for row in await files.page("ann", None, 99)}
+        assert seen == {file_id for file_id in expires if lasts(file_id)}
+        for file_id in expires:
+            assert is_stored(storage, file_id) == (file_id not in swept), (step, file_id)
+            if not lasts(file_id):
+                with pytest.raises(FileNotFound):
+                    await files.get("ann", file_id)
+                with pytest.raises(FileNotFound):
+                    await files.delete("ann", file_id)
+
+
+async def test_expired_files_that_jobs_read_do_not_hide_others_from_the_sweep(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_files, "LEFT_AT_ONCE", 2)
+    files, hour = service.jobs.files, timedelta(hours=1)
+    read = [(await files.upload("ann", "x.jsonl", GOOD, lasts=hour)).id for _ in range(4)]
+    for file_id in read:
+        await service.jobs.submit(tuning(f"upload://{file_id}"), owner="ann")
+    free = (await files.upload("ann", "x.jsonl", GOOD, lasts=hour)).id
+    service.advance(3600)
+    await files.remove_expired()
+    kept = [one for one in (*read, free) if is_stored(service.storage, one)]
+    assert kept == read
+
+
+async def test_a_storage_that_fails_does_not_stop_the_sweep(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = service.jobs.files
+    file_id = (await files.upload("ann", "x.jsonl", GOOD, lasts=timedelta(hours=1))).id
+    service.advance(3600)
+    with monkeypatch.context() as patched:
+        patched.setattr(service.storage, "delete_tree", fails)
+        await files.remove_expired()
+    assert is_stored(service.storage, file_id)
+    service.advance(2 * 3600)
+    await files.remove_left()
+    assert not is_stored(service.storage, file_id)
+
+
+def is_stored(storage: Storage, file_id: str) -> bool:
+    try:
+        return storage.read_bytes(key_of(file_id)) == GOOD
+    except FileNotFoundError:
+        return False
+
+
+def fails(*_: object) -> None:
+    raise StorageUnavailable("the disk is gone")
+
+
+def test_the_source_that_names_a_missing_file_is_named(database: Database) -> None:
+    gone = f"upload://file-{'0' * 26}"
+    good = {"source": "file:///a.jsonl"}
+    for data, pointer in (
+        ({"source": gone}, "/data/source"),
+        ({**good, "validation": gone}, "/data/validation"),
+        ({"sources": [good, {"source": gone}], "validation": "file:///v.jsonl"}, SECOND),
+    ):
+        model = {"base": "file:///m"}
+        spec = JobSpec.model_validate({"recipe": "fine_tuning", "model": model, "data": data})
+        named = list(sources_of(spec.data))
+        with pytest.raises(InvalidDocument, match="does not exist") as refused:
+            database.write_sync(lambda s, named=named: data_files.use(s, named, "ann", START))  # type: ignore[misc]
+        assert refused.value.pointer == pointer
+
+
+SECOND = "/data/sources/1/source"
 
 
 def tuning(source: str) -> JobSpec:

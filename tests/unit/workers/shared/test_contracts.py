@@ -30,6 +30,7 @@ from ray_workers.shared.node_needs import (
     CodeRef,
     DataPolicy,
     EnvironmentPolicy,
+    LicensedModel,
     NodeEnvironment,
     NodeNeeds,
     RemoteCodeRef,
@@ -46,7 +47,9 @@ def test_a_rank_task_comes_back_from_json_as_it_was() -> None:
     refs = (CheckpointRef("file:///c/9", 9, "a" * 64), CheckpointRef("file:///c/6", 6, "b" * 64))
     result = (ResultFile("config.json", "s3://b/c", 9, "a" * 64),)
     policy = DataPolicy(
-        *("/c", 9, ("10.0.0.0/8",), ("/a", "/b"), "/s", "http://m", result), uploads_url="s3://b/u"
+        *("/c", 9, ("10.0.0.0/8",), ("/a", "/b"), "/s", "http://m", result),
+        uploads_url="s3://b/u",
+        licensed=(LicensedModel("llama", "MIT", "a" * 64),),
     )
     for sent in (
         rank_task(spec={"name": "naïve ☂", "train": {"epochs": 3}}),
