@@ -48,7 +48,8 @@ def rows(storage: Storage) -> Iterator[tuple[type[DeclarativeBase], dict[str, An
     others = {mapper.class_ for mapper in models.Base.registry.mappers} - {
         row for row, _ in written
     }
-    for row in others:
+    order = [table.name for table in models.Base.metadata.sorted_tables]  # by foreign keys
+    for row in sorted(others, key=lambda row: order.index(row.__tablename__)):
         yield row, made_up_row(row)
 
 
