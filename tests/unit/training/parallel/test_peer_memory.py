@@ -276,8 +276,8 @@ def test_a_copy_is_reported_when_it_is_complete_on_all_ranks(tmp_path: Path) -> 
     assert seen[3] >= 5
     job = JobSpec.model_validate(spec)
     planned = copies_bytes(job, shapes_of(job))
-    assert sizes[1] == pytest.approx(planned, rel=0.1)
-    assert sizes[0] == pytest.approx(planned / 2, rel=0.1)  # both slots keep it twice
+    assert planned <= sizes[1] <= 1.2 * planned  # the model is small, and names have a size, too
+    assert sizes[0] == sizes[1] / 2  # each of two slots contains the shares of both ranks
 
 
 def test_ranks_rarely_ask_each_other_while_a_copy_is_being_sent(
