@@ -248,11 +248,11 @@ INVALID["spares of a single rank"] = (
 )
 
 
-INVALID["spares outside of elastic"] = ({**GOOD, "spares": 1}, "/spares", "elastic.spares")
+INVALID["spares outside of elastic"] = ({**GOOD, "spares": 1}, "/spares", "/elastic/spares")
 INVALID["spares of the resources"] = (
     {**GOOD, "resources": {"spares": 1}},
     "/resources/spares",
-    "elastic.spares",
+    "/elastic/spares",
 )
 INVALID["more copies in memory than other workers"] = (
     {
