@@ -17,6 +17,7 @@ from ray_workers.shared.quarantine import Quarantined
 from service.checkpoints.init_from import InitFromCheckpoint
 from service.db import models
 from service.db.types import UtcDateTime
+from service.domain.node_checks import CheckCause, CheckOutcome, CheckState
 from service.domain.series import CHUNK_POINTS, pack, pack_row, summarise
 from service.domain.system_metrics import SystemSamples
 from service.domain.system_metrics import pack as pack_samples
@@ -305,6 +306,22 @@ def surroundings() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
             "reason": "GPU 0: Xid 79: the GPU has fallen off the bus",
             "since": START,
             "is_active": True,
+        },
+    )
+    yield (
+        models.NodeCheckRow,
+        {
+            "hostname": "big.lan",
+            "id": "check-1",
+            "state": CheckState.DONE,
+            "cause": CheckCause.ASKED,
+            "why": "root",
+            "asked_at": START,
+            "began_at": START,
+            "ended_at": START,
+            "outcome": CheckOutcome.PASSED,
+            "message": "passed",
+            "devices": [],
         },
     )
     yield (
