@@ -63,6 +63,7 @@ def node(
         full=None,
         quarantined=(),
         gpu_faults=(),
+        memory_bytes=None,
         drained_by=None,
         labels={},
         is_starting=False,

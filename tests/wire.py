@@ -137,6 +137,7 @@ def cluster_node(node_id: str, resources: Mapping[str, float], **fields: Any) ->
         "full": None,
         "quarantined": (),
         "gpu_faults": (),
+        "memory_bytes": None,
         "drained_by": None,
         "labels": {},
         "is_starting": False,

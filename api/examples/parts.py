@@ -58,6 +58,7 @@ JOB: Mapping[str, Any] = {
     "world_size": 2,
     "spares": 0,
     "spares_ready": 0,
+    "memory_copies": None,
     "position": None,
     "progress": {
         "step": 12,

@@ -89,6 +89,18 @@ class Cost(View):
     """Cost of time that dray can't classify, because the script has reported no steps."""
 
 
+class MemoryCopies(View):
+    """The newest copy of a divided model's state that is complete in the memory of the workers
+    (`checkpoint.in_memory`). If a worker is lost, the job continues from this step."""
+
+    step: int
+    """Number of optimizer steps after which the state was copied."""
+    state_bytes: int
+    """Size of the state: the sum of all workers' shares."""
+    worker_bytes: int
+    """Host memory for copies on the worker that needs the most."""
+
+
 class Job(View):
     id: str
     name: str
@@ -132,6 +144,9 @@ class Job(View):
     """Number of requested spares (`elastic.spares`)."""
     spares_ready: int = 0
     """Number of spares that can take the place of a lost worker now."""
+    memory_copies: MemoryCopies | None = None
+    """The newest complete copy of the state in the workers' memory. Unset while there is none, and
+    while the job holds no slots."""
     position: int | None = None
     """Position in the queue as of the scheduler's last round, starting at 1; set only while the job
     waits."""

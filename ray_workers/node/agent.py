@@ -55,6 +55,7 @@ from ray_workers.shared.folders import work_dir
 from ray_workers.shared.folders.disk_space import why_full
 from ray_workers.shared.folders.removal import remove_tree
 from ray_workers.shared.heartbeat import NodeObservation, RankObservation, observe_ranks
+from ray_workers.shared.memory_limit import memory_here
 from ray_workers.shared.node_needs import (
     BuildState,
     CodeProblem,
@@ -156,6 +157,7 @@ class NodeAgent:
             idle_workers=await asyncio.to_thread(count_idle_workers, self._raylet),
             has_silo_source=silo_gate.has_source(os.environ),
             gpu_faults=self._gpu_health.faults(),
+            memory_bytes=memory_here(),
         )
 
     async def ping(self, silence_limit_s: float) -> float | None:
@@ -333,7 +335,7 @@ class NodeAgent:
         return self._slowness(self._observe_ranks(job_id, attempt))
 
     def _slowness(self, ranks: Sequence[RankObservation]) -> float:
-        alive = [one.status.pid for one in ranks if one.state]
+        alive = [one.status.training_thread for one in ranks if one.state]
         of_ray = [child for parent in self._parents for child in children_of(parent)]
         return self._waits.sample([*alive, self._raylet, *of_ray])
 

@@ -32,3 +32,5 @@ class NodeReport:
     """Whether the node has a silo's data, and therefore runs only ranks of silos."""
     gpu_faults: tuple[GpuFault, ...]
     """Faults of the node's GPUs, found by its agent."""
+    memory_bytes: int
+    """Memory of the machine, or the limit of the agent's control groups if it is lower."""

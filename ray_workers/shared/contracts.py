@@ -274,6 +274,7 @@ class FrameKind(StrEnum):
     STRAGGLERS = "stragglers"
     DIVERGENCE = "divergence"
     REPLICAS = "replicas"
+    MEMORY_COPIES = "memory_copies"
     NO_MEMORY_COPIES = "no_memory_copies"
     SAMPLES = "samples"
     ROUND = "round"

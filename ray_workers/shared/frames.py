@@ -248,6 +248,19 @@ class ReplicasReport(Report):
 
 
 @dataclass(frozen=True)
+class MemoryCopiesReport(Report):
+    """A copy of a divided model's state is complete in the memory of the ranks."""
+
+    KIND = FrameKind.MEMORY_COPIES
+    step: Count
+    """The step after which the state was copied."""
+    state_bytes: Bytes
+    """Sum of the sizes of all ranks' shares of the state."""
+    worker_bytes: Bytes
+    """Memory for copies, of shares of this size, on the rank that needs the most."""
+
+
+@dataclass(frozen=True)
 class NoMemoryCopiesReport(Report):
     """The ranks of a divided model keep no copies of its state in memory, for the reason in
     `message`."""

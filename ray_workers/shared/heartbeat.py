@@ -99,6 +99,7 @@ class _Word(IntEnum):
     USES = 11  # and the next eight
     PREPARED = 20
     UNVERIFIED = 21
+    THREAD = 22
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,13 @@ class RankStatus:
     is_verified: bool = True
     """Whether the ranks of this generation are known to have equal copies of the state, or don't
     need equal copies."""
+    thread: int = 0
+    """Native id of the thread that trains, if it is not the main thread; otherwise 0."""
+
+    @property
+    def training_thread(self) -> int:
+        """Native id of the thread that trains. The id of the main thread is the process's id."""
+        return self.thread or self.pid
 
 
 @dataclass(frozen=True)
@@ -210,6 +218,7 @@ class HeartbeatPage:
         self._ints = memoryview(self._map)[: _WORDS * 8].cast("Q")
         self._floats = memoryview(self._map)[: _WORDS * 8].cast("d")
         self._ints[_Word.PID] = os.getpid()
+        self._ints[_Word.THREAD] = 0
         self._use = TimeCategory.STARTING
         self._began = time.monotonic()
         self._floats[_Word.SINCE] = self._began
@@ -265,10 +274,20 @@ class HeartbeatPage:
         """Record that this script's process follows its group into the next round."""
         self._ints[_Word.PREPARED] = 1
 
+    def trains_in(self, thread: int) -> None:
+        """Record that the thread with this native id trains from now on."""
+        self._ints[_Word.THREAD] = thread
+
     @property
     def wanted(self) -> int:
         """The latest announced generation of the group."""
         return self._ints[_Word.WANTED]
+
+    @property
+    def must_leave_group(self) -> bool:
+        """Whether a generation of the group has been announced after the generation that began
+        last."""
+        return self.wanted > self._ints[_Word.GENERATION]
 
     @property
     def is_asked_to_leave(self) -> bool:
@@ -324,6 +343,7 @@ def parse_status(data: bytes) -> RankStatus:
         uses={use: floats[at] for use, at in _USE_AT.items()},
         is_prepared=ints[_Word.PREPARED] != 0,
         is_verified=ints[_Word.UNVERIFIED] == 0,
+        thread=ints[_Word.THREAD],
     )
 
 

@@ -29,6 +29,8 @@ class _Files:
 
 _V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _V2 = _Files("memory.max", "memory.current", "inactive_file")
+COPIES_SHARE = 0.5
+"""Maximum share of a node's memory that copies of a divided model's state may use."""
 UNLIMITED = 1 << 60
 """A limit of at least this value means that there is no limit. Version 1 of control groups
 represents the absence of a limit by a large number."""
@@ -65,6 +67,15 @@ def available_memory(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> in
     (machine,) = (int(kib) << 10 for name, kib, *_ in lines if name == "MemAvailable:")
     limits = memory_in_control_groups(proc, sys)
     return min([machine, *(group.available for group in limits)])
+
+
+def human(size: float) -> str:
+    """Return a size such as `1.5 GiB`."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
 
 
 def _groups(proc: Path, mount: Path) -> Iterator[tuple[Path, _Files]]:

@@ -63,6 +63,9 @@ class ClusterNode:
     supervisors run."""
     gpu_faults: tuple[GpuFault, ...] | None
     """Faults of the node's GPUs. None until the node has reported."""
+    memory_bytes: int | None
+    """Host memory of the node, including memory that is in use. None until the node has
+    reported."""
 
 
 @dataclass(frozen=True)

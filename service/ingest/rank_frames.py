@@ -22,6 +22,7 @@ from ray_workers.shared.frames import (
     DivergenceReport,
     ErrorReport,
     LogReport,
+    MemoryCopiesReport,
     MetricsReport,
     NoMemoryCopiesReport,
     ReplicasReport,
@@ -173,7 +174,10 @@ class RankFrames:
                 self._take_divergence(report)
             case ReplicasReport() as report:
                 replica_checks.take(self._session, self._job, self._attempt, report, self._now)
+            case MemoryCopiesReport() as report:
+                self._job.memory_copies = report.body()
             case NoMemoryCopiesReport() as report:
+                self._job.memory_copies = None
                 self._remark("no_memory_copies", "no_memory_copies", report.message, {})
             case SamplesReport() as report:
                 self._take_samples(report, time_of(frame, self._now))

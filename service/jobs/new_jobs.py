@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from dray.functions import ENTRYPOINT
 from dray.spec import JobSpec, Pretrained
 from dray.views import JobState
+from ray_workers.shared.memory_limit import COPIES_SHARE, human
 from service.checkpoints import base_jobs, init_from
 from service.code import entrypoints
 from service.config.node_types import LABEL, label_resources
@@ -20,7 +21,7 @@ from service.db.models import JobRow
 from service.db.repositories import jobs as repository
 from service.db.repositories.submission import code as code_repository
 from service.domain.attempts.group_traits import why_no_spares
-from service.domain.errors import FunctionsRefused, InvalidDocument, Unsatisfiable
+from service.domain.errors import FunctionsRefused, InvalidDocument, OutOfMemory, Unsatisfiable
 from service.domain.events import ACTOR, SYNC_PLAN
 from service.domain.scheduling import policy
 from service.domain.scheduling.placement import slots
@@ -123,6 +124,7 @@ def admit(
         limit_s = admission.limit_in(queue, spec.max_runtime_s, used_s)
         deadlines.refuse_missed(spec, now, has_started=used_s > 0)
     refuse_impossible(session, spec, request, settings)
+    refuse_large_copies(session, spec, request, resolved.copies_bytes, settings)
     for one in submitting.with_each_precision(spec):
         refuse_missing_precision(session, one)
     return Admitted(request, queue, limit_s)
@@ -164,6 +166,50 @@ def refuse_impossible(
                 "cluster's nodes"
             ),
         )
+
+
+def refuse_large_copies(
+    session: Session,
+    spec: JobSpec,
+    request: policy.Request,
+    copies_bytes: int,
+    settings: Settings,
+) -> None:
+    """Raise OutOfMemory if the copies of the state that the document asks for can't fit into the
+    memory of the known nodes, even if nothing else used it. The memory of nodes that the autoscaler
+    may add is unknown.
+
+    copies_bytes: `Resolved.copies_bytes`.
+    """
+    asked = spec.checkpoint.in_memory
+    if isinstance(asked, str) or not copies_bytes or settings.autoscale_nodes:
+        return
+    nodes = node_table.with_memory_for_copies(session)
+    if nodes is None:
+        return
+
+    def fits(num_copies: int) -> bool:
+        needed = copies_bytes * (1 + num_copies) / (1 + asked.copies)
+        gang = replace(request, bundle={**request.bundle, node_table.COPIES: needed})
+        return policy.can_ever_fit(gang.of_size(request.num_ranks), nodes) is None
+
+    if fits(asked.copies):
+        return
+    fewer = next((number for number in range(asked.copies - 1, 0, -1) if fits(number)), None)
+    sizes = [node.total[node_table.COPIES] for node in nodes]
+    raise OutOfMemory(
+        f"the copies of this job's state in memory can't fit: they need {human(copies_bytes)} on "
+        f"each of {request.num_ranks} workers, and at most {COPIES_SHARE:.0%} of a node's memory "
+        f"can be used for them ({human(max(sizes))} on the largest node, {human(sum(sizes))} on "
+        "all nodes)",
+        pointer="/checkpoint/in_memory",
+        hint=(
+            "set checkpoint.in_memory to off; the job then resumes from its newest checkpoint if "
+            "it loses a worker"
+            if fewer is None
+            else f"set checkpoint.in_memory.copies to {fewer}"
+        ),
+    )
 
 
 def _pointer_of_lack(spec: JobSpec, request: policy.Request, usable: Sequence[policy.Node]) -> str:
@@ -251,6 +297,7 @@ def new_row(
         attempt=0,
         world_size=admitted.request.num_ranks,
         spares_ready=0,
+        memory_copies=None,
         yields=spec.script is None,
         event_seq=1,
         user_failures=0,

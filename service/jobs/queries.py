@@ -279,7 +279,8 @@ class Queries:
             open_round = open_rounds.of_job(session, row, attempt)
             waits = open_rounds.sentence(row, open_round, now)
             spares = resizing.spares_sentence(row, attempt)
-            reasons = row.reason_message, waits, size, spares, silent, away, hang
+            copies = resizing.copies_sentence(row)
+            reasons = row.reason_message, waits, size, spares, copies, silent, away, hang
             message = "; ".join(filter(None, reasons))
             start, end = forecasts.of_job(session, row, serializers.progress(session, row), now)
             position = row.position if is_queued else None

@@ -94,6 +94,7 @@ def _job(
         world_size=row.world_size,
         spares=row.num_spares,
         spares_ready=row.spares_ready if row.state in HOLDING else 0,
+        memory_copies=_memory_copies(row),
         position=row.position,
         progress=None if shown_progress is None else views.Progress(**shown_progress),
         summary=row.summary,
@@ -114,6 +115,12 @@ def _job(
             ray_dashboard=dashboard,
         ),
     )
+
+
+def _memory_copies(row: JobRow | Row[Any]) -> views.MemoryCopies | None:
+    if row.memory_copies is None or row.state not in HOLDING:
+        return None
+    return views.MemoryCopies(**row.memory_copies)
 
 
 def _source_of_limit(row: JobRow | Row[Any]) -> Literal["job", "queue"] | None:

@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session
 from dray.views import JobState
 from ray_workers.shared.commands import Grant, Recall
 from ray_workers.shared.contracts import Phase, RoleSlots, Slice
+from ray_workers.shared.memory_limit import human
 from service.db.models import AttemptRow, JobRow
 from service.db.notifications import ATTEMPTS, QUEUE
 from service.db.repositories import attempts as attempts_repository
@@ -388,6 +389,19 @@ def spares_sentence(job: JobRow, attempt: AttemptRow | None) -> str:
     if held >= job.num_spares:
         return f"{ready} of {wanted} {'is' if job.num_spares == 1 else 'are'} ready"
     return f"{held} of {wanted} {'has a slot' if job.num_spares == 1 else 'have slots'}"
+
+
+def copies_sentence(job: JobRow) -> str:
+    """Return a sentence about the copies of the state in the memory of a job that holds slots;
+    empty if there are none."""
+    copies = job.memory_copies
+    if copies is None or job.state not in HOLDING:
+        return ""
+    return (
+        f"the state after step {copies['step']} is kept in the memory of the workers "
+        f"({human(copies['state_bytes'])}; the copies use up to {human(copies['worker_bytes'])} on "
+        "a worker)"
+    )
 
 
 def trains_with_fewer(job: JobRow, world_size: int) -> bool:

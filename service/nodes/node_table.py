@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from dray.spec import JobSpec
 from ray_workers.shared.frame_fields import clean
+from ray_workers.shared.memory_limit import COPIES_SHARE
 from service.cluster.port import DRAINED, ClusterSnapshot
 from service.config.node_types import SILO_LABEL, NodeType
 from service.db.models import ClusterRow, NodeRow
@@ -22,6 +23,8 @@ from service.nodes import quarantine, withheld
 
 KIND = "accelerator_type:"
 """Prefix of the Ray resource that states the kind of a node's GPUs."""
+COPIES = "memory for copies of the state"
+"""Name of a resource that only `with_memory_for_copies` adds to nodes, in bytes."""
 WITHOUT_BF16 = frozenset({"K80", "M60", "P4", "P100", "V100", "T4"})
 """GPUs with a compute capability below 8.0, identified by Ray's names (`ray.util.accelerators`)."""
 
@@ -73,6 +76,7 @@ def store(
                 available=dict(node.available),
                 labels=dict(node.labels),
                 quarantined=kept[node.node_id],
+                memory_bytes=node.memory_bytes,
                 updated_at=now,
             )
             for node in snapshot.nodes
@@ -116,6 +120,22 @@ def usable(session: Session, types: Sequence[NodeType] = ()) -> tuple[policy.Nod
         if row.alive and row.accepted
     )
     return _unless_refused(session, (*nodes, *autoscaling.may_come(types, nodes)))
+
+
+def with_memory_for_copies(session: Session) -> tuple[policy.Node, ...] | None:
+    """Return all live nodes, accepted or not, with the memory that copies of a model's state may
+    use as the resource `COPIES`. None if the memory of any of them is unknown, or if no node is
+    known."""
+    rows = [row for row in repository.nodes(session) if row.alive]
+    if not surroundings.seen(session).connected or not rows:
+        return None
+    nodes = []
+    for row in rows:
+        if row.memory_bytes is None:
+            return None
+        total = {**row.total, COPIES: COPIES_SHARE * row.memory_bytes}
+        nodes.append(policy.Node.labelled(row.node_id, total, total, row.labels))
+    return tuple(nodes)
 
 
 def _unless_refused(

@@ -12,6 +12,7 @@ from dray import views
 from dray.requests import PlanRequest
 from dray.spec import AutoSync, JobSpec
 from dray.spec.training.parallel import AXES
+from ray_workers.shared.memory_limit import human
 from ray_workers.shared.node_needs import DataPolicy
 from service.db.session import Database
 from service.domain.errors import NotPlannable, OutOfMemory
@@ -25,13 +26,12 @@ from service.planning.model.choice import (
     Candidate,
     NoDivision,
     Plan,
-    human,
     least_divided,
     plan_of,
     smallest_change,
 )
 from service.planning.model.cost import Machine, machine_of
-from service.planning.model.memory import memory_of, pieces_of
+from service.planning.model.memory import copies_bytes, memory_of, pieces_of
 from service.planning.model.meshes import name_of
 from service.planning.model.shapes import Shapes, shapes_of
 from service.planning.model.sync_choice import SyncCandidate, SyncChoice, choose_sync
@@ -70,6 +70,9 @@ class Resolved:
     """The choice for `sync: auto`, if the document has it."""
     refusal: OutOfMemory | None = None
     """The reason why the job can't be accepted."""
+    copies_bytes: int = 0
+    """Host memory that each worker needs at least for the copies of the state that the document
+    asks for (`checkpoint.in_memory`); 0 if it is unknown."""
 
 
 class Plans:
@@ -111,6 +114,9 @@ class Plans:
         result contains a refusal. Raises NotPlannable if no choice is possible."""
         shapes = await self._shapes(spec)
         resolved = await self._resolve_parallelism(spec, shapes)
+        if not isinstance(spec.checkpoint.in_memory, str):
+            copies = await asyncio.to_thread(_copies_bytes, resolved.spec, shapes)
+            resolved = replace(resolved, copies_bytes=copies)
         if not isinstance(spec.sync, AutoSync) or resolved.refusal is not None:
             return resolved
         spec = resolved.spec
@@ -122,7 +128,7 @@ class Plans:
         assert chosen.spec is not None
         became = f"sync: auto became {chosen.name}: {chosen.why}"
         explanation = "; ".join(filter(None, (resolved.explanation, became)))
-        return Resolved(chosen.spec, explanation, _sync_plan(choice))
+        return replace(resolved, spec=chosen.spec, explanation=explanation, sync=_sync_plan(choice))
 
     async def _resolve_parallelism(self, spec: JobSpec, shapes: Shapes | Unknown) -> Resolved:
         """Replace the axes that are `auto` with sizes, and check the memory if it is known."""
@@ -287,6 +293,13 @@ def _least_memory(best: Candidate, shapes: Shapes) -> int | None:
     if shapes.base is not None:
         return memory_of(best.spec, replace(shapes, length=LEAST_LENGTH)).total
     return None if shapes.assumed else best.memory.total
+
+
+def _copies_bytes(spec: JobSpec, shapes: Shapes | Unknown) -> int:
+    """Return `Resolved.copies_bytes`, which does not depend on the length of rows."""
+    if isinstance(shapes, Unknown) or (shapes.assumed and shapes.base is None):
+        return 0
+    return copies_bytes(spec, shapes)
 
 
 def _cannot_fit(needed: int, known: WorkerMemory) -> bool:

@@ -141,6 +141,7 @@ class FakeCluster:
             drained_by=node.drained_by,
             quarantined=tuple(node.quarantined),
             gpu_faults=(),
+            memory_bytes=None,
             labels=labels_in(node.resources),
             is_starting=node.problem == STARTS,
             is_released=node.is_released,

@@ -204,6 +204,7 @@ def show_job(job: views.Job) -> None:
         ("attempt", job.attempt),
         ("workers", job.world_size),
         *([("spares", f"{job.spares_ready} of {job.spares} ready")] if job.spares else []),
+        *([("in memory", _memory_copies(job.memory_copies))] if job.memory_copies else []),
         *([("ranks", ranks)] if ranks else []),
         ("step", _how_far(job)),
         ("goodput", goodput(job)),
@@ -218,6 +219,10 @@ def show_job(job: views.Job) -> None:
     ]
     for name, value in lines:
         write_text(f"{name:<10} {cell(value)}", indent=" " * 11)
+
+
+def _memory_copies(copies: views.MemoryCopies) -> str:
+    return f"step {copies.step}, {size(copies.state_bytes)}"
 
 
 def _run(job: views.Job) -> str:

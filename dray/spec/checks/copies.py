@@ -125,8 +125,8 @@ def check_in_memory(spec: JobSpec) -> None:
     if asked.copies >= num_workers:
         raise wrong(
             f"{at}/copies",
-            f"is {asked.copies}, but there are only {num_workers - 1} other workers to keep a "
-            f"worker's copies: set it to {num_workers - 1} or less",
+            f"is {asked.copies}, but the number of other workers, which keep a worker's copies, is "
+            f"{num_workers - 1}: set it to {num_workers - 1} or less",
         )
 
 

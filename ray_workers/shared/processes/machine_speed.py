@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class CpuTime(NamedTuple):
-    """CPU time of a process's main thread, in seconds since its start."""
+    """CPU time of a thread, in seconds since its start."""
 
     ran_s: float
     waited_s: float
@@ -44,8 +44,8 @@ class CpuTime(NamedTuple):
 
 
 def cpu_time(pid: int) -> CpuTime | None:
-    """Return the CPU time of a process; None if it no longer exists, or the kernel does not count
-    it."""
+    """Return the CPU time of the thread with this native id, or of a process's main thread; None if
+    it no longer exists, or the kernel does not count it."""
     try:
         ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
     except (OSError, ValueError):

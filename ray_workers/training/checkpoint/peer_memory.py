@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -28,14 +28,15 @@ from torch import Tensor
 from dray import train
 from dray.spec import JobSpec
 from dray.train.prepared.copies import leaves
-from ray_workers.shared.frames import NoMemoryCopiesReport
+from ray_workers.shared.frames import MemoryCopiesReport, NoMemoryCopiesReport
 from ray_workers.shared.job_log import log
-from ray_workers.shared.memory_limit import available_memory
+from ray_workers.shared.memory_limit import COPIES_SHARE, available_memory, human
 from ray_workers.training.checkpoint.interval import NUM_COSTS, StallMeter
 from ray_workers.training.checkpoint.share_exchange import (
     Holding,
     PeerShare,
     exchange,
+    gathered,
     keepers,
     newest_whole,
     senders,
@@ -52,8 +53,8 @@ MAX_SHARE = 0.01
 FIRST_EVERY = 16
 """With `auto`, number of steps after which the second copy is made. Its cost determines the
 interval."""
-MEMORY_SHARE = 0.5
-"""Maximum share of a node's available memory that the copies may use."""
+REPORT_S = 1.0
+"""Minimum number of seconds between two reports of complete copies."""
 RETRY_SHARE = 0.25
 """A copy that must wait for the previous one is tried again after this share of the steps that it
 has waited, so that the ranks do not communicate in every step."""
@@ -65,6 +66,14 @@ SENDING_END_S = 0.5
 FINISH_LOOK_S = 0.01
 BUSY, FAILED, NO_MEMORY = 0, -1, -2
 """Numbers that a rank that can't begin a copy sends to the other ranks instead of its interval."""
+
+
+class CompleteCopy(NamedTuple):
+    """A copy that is complete on all ranks."""
+
+    seconds: float
+    """How long the copy took."""
+    report: MemoryCopiesReport
 
 
 class PeerMemory:
@@ -93,8 +102,8 @@ class PeerMemory:
         """Memory for the shares of other ranks, in each slot, by number of the copy."""
         self._next = 0
         """The slot that is overwritten next."""
-        self._sending: Future[float] | None = None
-        """The number of seconds that the last copy takes."""
+        self._sending: Future[CompleteCopy] | None = None
+        """The last copy."""
         self._is_reported = True
         """Whether the duration of the last copy is reported."""
         self._staged: StagedState | None = None
@@ -114,6 +123,10 @@ class PeerMemory:
         """Whether a copy is due before the interval has passed."""
         self._num_bytes = 0
         """Size of the largest share so far."""
+        self._needed = self._available = 0
+        """Memory in bytes that the copies need on this node, and that is available to them."""
+        self._unreported: MemoryCopiesReport | None = None
+        self._reported_at = -math.inf
         self._meter = StallMeter()
         self._costs: deque[float] = deque(maxlen=NUM_COSTS)
 
@@ -128,7 +141,7 @@ class PeerMemory:
         self._group = dist.new_group(backend="gloo", timeout=process_group.OPERATION_LIMIT)
         self._due, self._next_try, self._is_asked = None, 0, False
 
-    def _await_end_of(self, sending: Future[float]) -> None:
+    def _await_end_of(self, sending: Future[CompleteCopy]) -> None:
         """Wait until nothing is being sent. If gloo does not end an operation of the broken group
         (see `waiting_thread`), don't reuse the memory that this operation uses."""
         try:
@@ -194,7 +207,8 @@ class PeerMemory:
             waited = step - (step if self._due is None else self._due)
             self._next_try = step + max(1, int(RETRY_SHARE * waited))
         elif worst == NO_MEMORY:
-            self._give_up(answers.index(worst))
+            numbers = (self._needed, self._available)
+            self._give_up(*(everyones(each, self._device, self._world_size) for each in numbers))
         elif worst == FAILED:
             self._is_on = False
             if self._rank == 0:
@@ -213,7 +227,7 @@ class PeerMemory:
         slot = self._next
         self._next = 1 - slot
         self._slots[slot] = {}
-        sending: Future[float] = Future()
+        sending: Future[CompleteCopy] = Future()
         self._sending, self._is_reported = sending, False
         self._staged = staged = self._stagers[slot].take(taken, volatile)
         if not self._is_asked:  # otherwise the steps also wait for the checkpoint
@@ -246,27 +260,35 @@ class PeerMemory:
             return FAILED, {}
         state = self._state()
         num_bytes = sum(each.nbytes for each in leaves(state) if isinstance(each, Tensor))
-        more = NUM_SLOTS * (1 + self._copies) * (num_bytes - self._num_bytes)
-        if more > 0:
-            if more > MEMORY_SHARE * available_memory() / self._num_on_node:
+        if num_bytes > self._num_bytes:
+            used = sum(share.data.nbytes for slot in self._slots for share in slot.values())
+            self._needed = NUM_SLOTS * (1 + self._copies) * num_bytes * self._num_on_node
+            self._available = available_memory() + used * self._num_on_node
+            if self._needed > COPIES_SHARE * self._available:
                 return NO_MEMORY, {}
             self._num_bytes = num_bytes
         return self._wanted, state
 
-    def _give_up(self, rank: int) -> None:
+    def _give_up(self, needed: Sequence[int], available: Sequence[int]) -> None:
         """Stop copying, because a rank lacks memory. Raises HostMemoryError unless the setting is
-        `auto`."""
-        self._is_on, self._lacks_memory = False, True
+        `auto`.
+
+        needed, available: memory in bytes on the node of each rank.
+        """
+        self._is_on, self._lacks_memory, self._unreported = False, True, None
         self._slots = [{} for _ in range(NUM_SLOTS)]
+        pairs = zip(needed, available, strict=True)
+        shares = [COPIES_SHARE * has / max(needs, 1) for needs, has in pairs]
+        rank = shares.index(min(shares))
         what = (
-            "the copies of the state in memory (checkpoint.in_memory) would use more than "
-            f"{MEMORY_SHARE:.0%} of the memory that is available on the node of rank {rank}"
+            "the copies of the state in memory (checkpoint.in_memory) need "
+            f"{human(needed[rank])} on the node of rank {rank}, more than {COPIES_SHARE:.0%} of "
+            f"the {human(available[rank])} that are available there"
         )
         if not self._is_auto:
-            raise HostMemoryError(
-                f"{what}: reduce checkpoint.in_memory.copies, use fewer workers per node, or set "
-                "checkpoint.in_memory to off"
-            )
+            fitting = int(shares[rank] * (1 + self._copies)) - 1
+            fix = f"in_memory.copies to {fitting}" if fitting > 0 else "in_memory to off"
+            raise HostMemoryError(f"{what}: set checkpoint.{fix}")
         if self._rank == 0:
             report = NoMemoryCopiesReport(
                 f"{what}. No copies are kept, so the job restarts from its checkpoint if a worker "
@@ -275,15 +297,23 @@ class PeerMemory:
             log(report.message)
             train.emit(report.KIND, report.body())
 
-    def _send(self, sending: Future[float], slot: int, step: int, staged: StagedState) -> None:
+    def _send(
+        self, sending: Future[CompleteCopy], slot: int, step: int, staged: StagedState
+    ) -> None:
         began = time.perf_counter()
         try:
             assert self._group is not None
             self._exchange(self._group, slot, step, staged)
+            # This collective operation ends when the copy is complete on all ranks.
+            shares = self._slots[slot]
+            used = NUM_SLOTS * sum(share.data.nbytes for share in shares.values())
+            sizes = gathered(self._group, [shares[self._rank].data.nbytes, used])
         except BaseException as error:
             sending.set_exception(error)
         else:
-            sending.set_result(time.perf_counter() - began)
+            of_state, of_workers = zip(*sizes, strict=True)
+            report = MemoryCopiesReport(step, sum(of_state), max(of_workers))
+            sending.set_result(CompleteCopy(time.perf_counter() - began, report))
 
     def _exchange(
         self, group: dist.ProcessGroup, slot: int, step: int, staged: StagedState
@@ -318,6 +348,7 @@ class PeerMemory:
         if not is_sending and not self._is_reported:
             self._is_reported = True
             self._report(step)
+        self._report_complete()
         cost_s = self._meter.step_took(seconds, is_saving=is_sending)
         if cost_s is None or not self._is_auto or not self._meter.step_s > 0:
             return
@@ -327,11 +358,17 @@ class PeerMemory:
     def _report(self, step: int) -> None:
         assert self._sending is not None
         if self._rank == 0 and self._sending.exception() is None:
-            copied = {
-                "perf/copy_time_s": self._sending.result(),
-                "perf/copy_bytes": self._num_bytes,
-            }
+            copy = self._sending.result()
+            self._unreported = copy.report
+            copied = {"perf/copy_time_s": copy.seconds, "perf/copy_bytes": self._num_bytes}
             train.report(step, copied)
+
+    def _report_complete(self) -> None:
+        """Report the newest complete copy, unless another one was reported just before."""
+        now = time.monotonic()
+        if self._unreported is not None and now - self._reported_at >= REPORT_S:
+            train.emit(self._unreported.KIND, self._unreported.body())
+            self._unreported, self._reported_at = None, now
 
     def hold(self) -> None:
         """Wait for the copy. Must be called before the state changes."""

@@ -109,6 +109,15 @@ def exchange(
     ]
 
 
+def gathered(group: dist.ProcessGroup, numbers: Sequence[int]) -> list[list[int]]:
+    """Return the numbers that the ranks of the group passed, indexed by rank. A collective
+    operation."""
+    mine = torch.tensor(numbers)
+    all_of_them = [torch.empty_like(mine) for _ in range(group.size())]
+    dist.all_gather(all_of_them, mine, group=group)
+    return [each.tolist() for each in all_of_them]
+
+
 def _bytes_of(tree: Any) -> Tensor:
     return torch.frombuffer(bytearray(json.dumps(tree).encode()), dtype=torch.uint8)
 

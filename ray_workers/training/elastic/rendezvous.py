@@ -35,7 +35,12 @@ from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 from ray_workers.training.elastic import process_group
 from ray_workers.training.elastic.connections import Connections
 from ray_workers.training.elastic.state_transfer import everyones
-from ray_workers.training.elastic.waiting_thread import WaitingThread
+from ray_workers.training.elastic.waiting_thread import (
+    LOOKS_BEFORE_CUT,
+    LOOKS_BEFORE_HANDOVER,
+    WATCH_S,
+    WaitingThread,
+)
 
 # Only the supervisor decides whether a round takes too long, because only the supervisor knows how
 # fast the machines are, and which ranks have died or are suspended. Therefore, the limits below
@@ -57,19 +62,9 @@ SPARE_LOOK_S = 0.01
 FINISH_LOOK_S = 0.1
 """Maximum number of seconds between two polls while a rank of a script waits for the other ranks to
 end."""
-WATCH_S = 0.25
-LOOKS_BEFORE_CUT = 2
-"""A rank's connections are cut once the watching thread has seen the announced round in more than
-this number of consecutive polls. Usually, the rank itself notices the round earlier, between two
-steps or because a neighbour has exited."""
 LOOKS_TO_LEAVE_TOGETHER = 40
 """Like `LOOKS_BEFORE_CUT`, if the ranks agree after which step they leave (`check_together`). If
 connections were cut during a step, the ranks could differ by this step."""
-LOOKS_BEFORE_HANDOVER = 4
-"""Another thread continues the training if, after the connections were cut, the training thread has
-stood still in an operation of the group in this number of consecutive polls."""
-
-
 NCCL_VARIABLES = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
@@ -224,6 +219,7 @@ class RendezvousHandler:
             thread = threading.Thread(target=self._continued, name="dray-training", daemon=True)
             thread.start()
             self._training = WaitingThread(thread.ident, thread.native_id)
+            self._page.trains_in(thread.native_id or 0)
 
     def _watch(self) -> None:
         """Cut this rank's connections when another round is announced, even while this rank waits

@@ -17,6 +17,15 @@ import torch
 
 from ray_workers.training.elastic import process_group
 
+WATCH_S = 0.25
+"""Seconds between two polls of a thread."""
+LOOKS_BEFORE_CUT = 2
+"""A rank's connections are cut once the watching thread has seen the announced round in more than
+this number of consecutive polls. Usually, the rank itself notices the round earlier, between two
+steps or because a neighbour has exited."""
+LOOKS_BEFORE_HANDOVER = 4
+"""Another thread continues the training if, after the connections were cut, the training thread has
+stood still in an operation of the group in this number of consecutive polls."""
 _TORCH = Path(torch.__file__).parent
 _WAITS_IN = tuple(
     str(place)

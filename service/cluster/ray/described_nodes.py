@@ -45,6 +45,7 @@ def described(
         is_released=joined is None,
         is_never_released=is_head_or_control(node),
         gpu_faults=None if joined is None else joined.gpu_faults,
+        memory_bytes=None if joined is None else joined.memory_bytes,
     )
 
 

@@ -75,6 +75,7 @@ class JoinedNode:
     from being garbage-collected."""
     quarantined: tuple[Quarantined, ...] | None = None
     gpu_faults: tuple[GpuFault, ...] | None = None
+    memory_bytes: int | None = None
     idle_workers: int | None = None
     has_silo_source: bool = False
     """`NodeReport.has_silo_source`. Ranks are not placed on a node before its first report."""
@@ -106,7 +107,7 @@ class JoinedNode:
             report = self.asked.result()
             self.problem, self.quarantined = refusal(report, config), report.quarantined
             self.full, self.idle_workers = report.full, report.idle_workers
-            self.gpu_faults = report.gpu_faults
+            self.gpu_faults, self.memory_bytes = report.gpu_faults, report.memory_bytes
             self.has_silo_source = report.has_silo_source
         except Exception as error:
             self.problem = f"the node agent failed: {brief(error)}"

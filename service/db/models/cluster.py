@@ -78,6 +78,8 @@ class NodeRow(Base):
     """The node's Ray labels, such as `ray.io/market-type`."""
     quarantined: Mapped[list[Any]]
     """A list of `ray_workers.shared.quarantine.Quarantined` as JSON."""
+    memory_bytes: Mapped[int | None]
+    """`ClusterNode.memory_bytes`."""
     updated_at: Mapped[datetime]
 
 

@@ -113,6 +113,9 @@ class JobRow(Base):
     """Number of spares of a complete group."""
     spares_ready: Mapped[int] = mapped_column(server_default=text("0"))
     """Number of the latest attempt's spares that can take the rank of a lost worker."""
+    memory_copies: Mapped[dict[str, Any] | None]
+    """The newest complete copy of the state in the memory of the latest attempt's ranks, as
+    `MemoryCopiesReport.body`; unset if there is none."""
     min_workers: Mapped[int | None]
     """Minimum number of workers with which an elastic job starts and trains; unset if the job is
     not elastic."""

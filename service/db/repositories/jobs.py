@@ -117,7 +117,7 @@ def tags(session: Session, job_ids: Sequence[str]) -> dict[str, list[str]]:
 
 _STATUS = (
     *("id", "name", "owner", "project", "queue", "priority", "spec", "attempt", "world_size"),
-    *("num_spares", "spares_ready"),
+    *("num_spares", "spares_ready", "memory_copies"),
     *("state", "reason_code", "reason_message", "position", "progress", "summary"),
     *("warnings", "recoveries", "slot_seconds", "cost", "held_by", "begin_at", "deadline"),
     "reservation",

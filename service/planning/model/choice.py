@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dray.spec import JobSpec, Pretrained
+from ray_workers.shared.memory_limit import human
 from service.planning.model.cost import Machine, StepTime, step_time
 from service.planning.model.memory import Memory, fits, memory_of
 from service.planning.model.meshes import changed, meshes, name_of
@@ -267,15 +268,6 @@ def _with(spec: JobSpec, parts: Mapping[str, Any]) -> JobSpec | None:
         part[field] = value
     roots = {path.partition(".")[0] for path in parts}
     return changed(spec, {root: document[root] for root in roots})
-
-
-def human(size: float) -> str:
-    """Return a size such as `1.5 GiB`."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 def spoken(seconds: float) -> str:

@@ -170,7 +170,8 @@ def _shares_optimizer_alone(parallel: Parallel) -> bool:
 
 def _of_rank(spec: JobSpec, traces: list[OpTrace], at: int) -> Memory:
     parallel, pieces = spec.parallel, pieces_of(spec)
-    weights, own, frozen, stepped, largest, optimizer = _held(spec, traces)
+    held = _held(spec, traces)
+    weights, own, frozen, stepped, largest, optimizer = held
     only_optimizer = _shares_optimizer_alone(parallel)
     holders = 1 if only_optimizer else parallel.shard * parallel.context
     exchanging = parallel.shard * parallel.context * spec.num_replicas
@@ -205,23 +206,39 @@ def _of_rank(spec: JobSpec, traces: list[OpTrace], at: int) -> Memory:
         peak = base + peak_bytes(traces[0], how)
     else:
         peak = base + _of_pipeline(spec, traces, at, how, pieces.count)
-    copies = _of_copies(spec, share)
+    copies = 0.0 if spec.resources.gpus_per_worker else _of_copies(spec, held)
     peak += copies
     scratch = _fetched_bytes(spec, own)
     if spec.train.optimizer.name in SCRATCH:
         scratch += stepped * SCRATCH[spec.train.optimizer.name] + largest
     scratch = max(scratch, agreeing.passing) + agreeing.kept
     updating = share + frozen + gradients + scratch + copies
-    held = own + frozen
-    rest = max(peak, updating) - held - optimizer - gradients
-    return Memory(int(held), int(gradients), int(optimizer), int(rest))
+    parameters = own + frozen
+    rest = max(peak, updating) - parameters - optimizer - gradients
+    return Memory(int(parameters), int(gradients), int(optimizer), int(rest))
 
 
-def _of_copies(spec: JobSpec, share: float) -> float:
+def copies_bytes(spec: JobSpec, shapes: Shapes) -> int:
+    """Return the host memory, in bytes, that `checkpoint.in_memory` uses at least on each rank; 0
+    unless the document asks for copies."""
+    if isinstance(spec.checkpoint.in_memory, str):
+        return 0
+    traces = traces_of(spec, shapes, on_gpu=spec.resources.gpus_per_worker > 0)
+    held = [_held(spec, each) for each in traces]
+    if _shares_optimizer_alone(spec.parallel):  # there may be a rank without a parameter
+        held = [each._replace(stepped=0.0) for each in held]
+    return int(min(_of_copies(spec, each) for each in held))
+
+
+def _of_copies(spec: JobSpec, held: Held) -> float:
     """Return the bytes of `checkpoint.in_memory`: two generations of the rank's share of the state
     and of the shares that it keeps for others. With `auto`, they are kept only if they fit."""
     rule = spec.checkpoint.in_memory
-    return 0.0 if isinstance(rule, str) else 2 * (1 + rule.copies) * share
+    if isinstance(rule, str):
+        return 0.0
+    share = held.own + held.stepped * _stored_moments(spec)
+    share += held.own * (spec.train.ema is not None)
+    return 2 * (1 + rule.copies) * share
 
 
 @dataclass(frozen=True)
@@ -340,10 +357,12 @@ def frozen_elements_of(trace: OpTrace) -> float:
 def _states(spec: JobSpec) -> float:
     """Return the size of the optimizer state on the device between steps, in fp32 tensors per
     parameter."""
-    chosen = spec.train.optimizer
-    if chosen.offload:
-        return 0.0
-    return _moments(spec) / (2 if chosen.state_dtype == "bf16" else 1)
+    return 0.0 if spec.train.optimizer.offload else _stored_moments(spec)
+
+
+def _stored_moments(spec: JobSpec) -> float:
+    """Return the size of the optimizer state between steps, in fp32 tensors per parameter."""
+    return _moments(spec) / (2 if spec.train.optimizer.state_dtype == "bf16" else 1)
 
 
 def _fetched_bytes(spec: JobSpec, own: float) -> float:

@@ -16,7 +16,8 @@ from pydantic import TypeAdapter
 
 from dray.input.validation import Fault, check_as
 from dray.spec import AllReduce, AutoSync, JobSpec, Sync
-from service.planning.model.choice import human, spoken
+from ray_workers.shared.memory_limit import human
+from service.planning.model.choice import spoken
 from service.planning.model.meshes import document_with
 from service.planning.model.sync_costs import ALL_REDUCE, SyncCost, Work, sync_costs
 

@@ -248,6 +248,24 @@ INVALID["spares of a single rank"] = (
 )
 
 
+INVALID["spares outside of elastic"] = ({**GOOD, "spares": 1}, "/spares", "/elastic/spares")
+INVALID["spares of the resources"] = (
+    {**GOOD, "resources": {"spares": 1}},
+    "/resources/spares",
+    "/elastic/spares",
+)
+INVALID["more copies in memory than other workers"] = (
+    {
+        **GOOD,
+        "resources": {"num_workers": 2},
+        "parallel": {"shard": 2},
+        "checkpoint": {"in_memory": {"every_steps": 5, "copies": 2}},
+    },
+    "/checkpoint/in_memory/copies",
+    "set it to 1 or less",
+)
+
+
 @pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize("name", INVALID)
 def test_a_document_at_fault_is_422_with_the_field(

@@ -14,7 +14,7 @@ from rich.text import Text
 from dray import Client
 from dray.cli.display.output import duration, number, show_job, size
 from dray.cli.display.watch import _bar, ending, status, watch
-from dray.views import Job, JobState, Links, Progress, Reason
+from dray.views import Job, JobState, Links, MemoryCopies, Progress, Reason
 from service.cluster.port import ClusterSnapshot
 from service.nodes import node_table
 from tests.unit.api.serving import LiveServer, serving, wait_until
@@ -112,6 +112,16 @@ def test_a_warning_is_said_at_the_end_and_with_the_job(
     assert "  warning: the loss is NaN" in ending(warned)
     show_job(warned)
     assert "warning    the loss is NaN" in capsys.readouterr().out
+
+
+def test_the_newest_copy_in_memory_is_shown_with_the_job(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    copies = MemoryCopies(step=150, state_bytes=6 << 30, worker_bytes=3 << 29)
+    show_job(job(JobState.RUNNING, memory_copies=copies))
+    assert "in memory  step 150, 6.0 GiB\n" in capsys.readouterr().out
+    show_job(job(JobState.RUNNING))
+    assert "in memory" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,7 @@ def node(name: str, problem: str | None = None) -> ClusterNode:
         full=None,
         quarantined=(),
         gpu_faults=(),
+        memory_bytes=None,
         drained_by=None,
         labels={},
         is_starting=False,

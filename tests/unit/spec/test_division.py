@@ -298,7 +298,7 @@ IN_MEMORY = {"checkpoint": {"in_memory": {"every_steps": 5}}}
         (
             divided({"shard": 4}, checkpoint={"in_memory": {"every_steps": 5, "copies": 4}}),
             "/checkpoint/in_memory/copies",
-            "are only 3 other workers to keep a worker's copies: set it to 3 or less",
+            "which keep a worker's copies, is 3: set it to 3 or less",
         ),
         (SCRIPT | {"resources": {"num_workers": 2}} | IN_MEMORY, "/checkpoint/in_memory", "only"),
     ],

@@ -2,7 +2,7 @@
 
 import { address, adjust, go, link } from '../lib/address.js';
 import { change, followEvents } from '../lib/api.js';
-import { clock, duration, exactly, plural, range, seconds, until } from '../lib/format.js';
+import { bytes, clock, duration, exactly, plural, range, seconds, until } from '../lib/format.js';
 import { html, useEffect, useRef, useState } from '../lib/html.js';
 import { pace, useNow, usePoll, useWhileLooked } from '../lib/live.js';
 import { useStore } from '../lib/stores.js';
@@ -162,6 +162,7 @@ function Facts({ job }) {
     <${Fact} name="Loss">${lossOf(job)}<//>
     <${Fact} name="Workers">${job.world_size}<//>
     ${job.spares > 0 && html`<${Fact} name="Spares">${WITH_SLOTS.has(job.state) ? `${job.spares_ready} of ${job.spares} ready` : job.spares}<//>`}
+    ${job.memory_copies && html`<${Fact} name="Copy in memory" title=${`${bytes(job.memory_copies.worker_bytes)} on a worker`}>step ${job.memory_copies.step}, ${bytes(job.memory_copies.state_bytes)}<//>`}
     ${topologyOf(job.spec) && html`<${Fact} name="Topology">${topologyOf(job.spec)}<//>`}
     <${Fact} name="Queue">${job.queue}, priority ${job.priority}<//>
     <${Fact} name="Owner">${job.owner}<//>

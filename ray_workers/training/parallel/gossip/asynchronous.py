@@ -29,10 +29,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.training.core import compat_torch
+from ray_workers.training.core.errors import UnendingOperationError
 from ray_workers.training.data.prefetcher import Feed, Share
 from ray_workers.training.data.sampler import derive_seed
 from ray_workers.training.elastic import process_group
+from ray_workers.training.elastic.waiting_thread import (
+    LOOKS_BEFORE_CUT,
+    LOOKS_BEFORE_HANDOVER,
+    WATCH_S,
+    WaitingThread,
+)
 from ray_workers.training.parallel.data_parallel.local_sgd import LocalGradientEngine
 from ray_workers.training.parallel.dynamic_shares import DynamicShares
 from ray_workers.training.parallel.gossip.copies import GossipReplicas, weights_of
@@ -121,16 +129,23 @@ class SharedCopy:
 class Averaging:
     """The thread that averages a rank's copy in one group."""
 
-    def __init__(self, copy: SharedCopy, rank: int, sides: tuple[list[int], list[int]]) -> None:
+    def __init__(
+        self,
+        copy: SharedCopy,
+        rank: int,
+        sides: tuple[list[int], list[int]],
+        page: HeartbeatPage,
+    ) -> None:
         """sides: (the neighbours to which this rank sends requests, the neighbours that send
         requests to this rank)."""
         self._copy = copy
+        self._page = page
         self._asked, self._asking = sides
         # Pass the group to each operation explicitly, so that a delayed thread can't send to the
         # group of a later round.
         self._group = dist.group.WORLD
         self._changed = threading.Condition()
-        self._wanted = self._busy = self._is_ending = self._is_abandoned = False
+        self._wanted = self._busy = self._is_ending = self._is_abandoned = self._has_ended = False
         self._pauses = 0
         self._draw = random.Random(derive_seed("gossip", rank))
         work = self._ask if self._asked else self._answer
@@ -141,7 +156,8 @@ class Averaging:
 
     def want(self) -> None:
         """Make an active rank average its copy again during the next step. Like `pause`,
-        `meet` and `end`, this method raises the error that ended the thread, if any."""
+        `meet` and `end`, this method raises the error that ended the thread, if any. `pause` and
+        `end` raise UnendingOperationError if the group is broken and the thread does not notice."""
         with self._changed:
             self._check()
             self._wanted = True
@@ -156,8 +172,18 @@ class Averaging:
         has started is complete."""
         with self._changed:
             self._pauses += 1
-            self._changed.wait_for(lambda: not self._busy)
+            self._wait_for(lambda: not self._busy)
             self._check()
+
+    def _wait_for(self, is_so: Callable[[], bool]) -> None:
+        """Wait, holding `_changed`, for the thread. If the thread never ends an operation of a
+        broken group, only the calling thread can leave the group."""
+        thread, looks = WaitingThread(self._thread.ident, self._thread.native_id), 0
+        while not self._changed.wait_for(is_so, WATCH_S):
+            still = thread.num_looks_without_progress() if self._page.must_leave_group else 0
+            looks = looks + 1 if still else 0
+            if looks >= LOOKS_BEFORE_CUT + LOOKS_BEFORE_HANDOVER:
+                raise UnendingOperationError
 
     def meet(self) -> None:
         """Wait until every rank has called this method. An active rank must not call this method
@@ -181,11 +207,12 @@ class Averaging:
         with self._changed:
             self._is_ending = True
             self._changed.notify_all()
-        if self._asked:
-            self._thread.join()
-            self._check()
+            if self._asked:
+                self._wait_for(lambda: self._has_ended)
+                self._check()
         self.meet()
-        self._thread.join()
+        with self._changed:
+            self._wait_for(lambda: self._has_ended)
 
     def abandon(self) -> None:
         """End the averaging in a broken group whose connections are about to be cut. After this
@@ -195,12 +222,14 @@ class Averaging:
             self._changed.notify_all()
 
     def _run(self, work: Callable[[], None]) -> None:
+        error: Exception | None = None
         try:
             work()
-        except Exception as error:
-            with self._changed:
-                self._error, self._busy = error, False
-                self._changed.notify_all()
+        except Exception as raised:
+            error = raised
+        with self._changed:
+            self._error, self._busy, self._has_ended = error, False, True
+            self._changed.notify_all()
 
     def _ask(self) -> None:
         while True:
@@ -309,7 +338,7 @@ class AsynchronousGossip(GossipReplicas):
             store = compat_torch.store_of_group()
             self._dynamic_shares = DynamicShares(store, self.rank, self.world_size, last_step=step)
             sides = sides_of(self.graph_options, self.rank, self.world_size)
-            self._averaging = Averaging(self._copy, self.rank, sides)
+            self._averaging = Averaging(self._copy, self.rank, sides, self.given.page)
 
     def optimizer_steps(self, step: int, shares: Sequence[Share]) -> Iterator[Sequence[Share]]:
         self._step = step

@@ -38,6 +38,7 @@ SOUND = NodeReport(
     idle_workers=None,
     has_silo_source=False,
     gpu_faults=(),
+    memory_bytes=1 << 40,
 )
 
 
@@ -76,7 +77,7 @@ async def test_a_full_disk_is_reported_and_no_reason_to_refuse_the_node() -> Non
     unasked: Any = None
     node = JoinedNode(None, asked, 0.0, unasked)
     node.settle(CONFIG)
-    assert (node.refused, node.full) == (None, full)
+    assert (node.refused, node.full, node.memory_bytes) == (None, full, 1 << 40)
 
 
 async def test_a_node_is_known_as_a_silos_once_it_may_carry_ranks() -> None:

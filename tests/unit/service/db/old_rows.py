@@ -17,6 +17,7 @@ from ray_workers.shared.quarantine import Quarantined
 from service.checkpoints.init_from import InitFromCheckpoint
 from service.db import models
 from service.db.types import UtcDateTime
+from service.domain.node_checks import CheckCause, CheckOutcome, CheckState
 from service.domain.series import CHUNK_POINTS, pack, pack_row, summarise
 from service.domain.system_metrics import SystemSamples
 from service.domain.system_metrics import pack as pack_samples
@@ -48,7 +49,8 @@ def rows(storage: Storage) -> Iterator[tuple[type[DeclarativeBase], dict[str, An
     others = {mapper.class_ for mapper in models.Base.registry.mappers} - {
         row for row, _ in written
     }
-    for row in others:
+    order = [table.name for table in models.Base.metadata.sorted_tables]  # by foreign keys
+    for row in sorted(others, key=lambda row: order.index(row.__tablename__)):
         yield row, made_up_row(row)
 
 
@@ -304,6 +306,22 @@ def surroundings() -> Iterator[tuple[type[DeclarativeBase], dict[str, Any]]]:
             "reason": "GPU 0: Xid 79: the GPU has fallen off the bus",
             "since": START,
             "is_active": True,
+        },
+    )
+    yield (
+        models.NodeCheckRow,
+        {
+            "hostname": "big.lan",
+            "id": "check-1",
+            "state": CheckState.DONE,
+            "cause": CheckCause.ASKED,
+            "why": "root",
+            "asked_at": START,
+            "began_at": START,
+            "ended_at": START,
+            "outcome": CheckOutcome.PASSED,
+            "message": "passed",
+            "devices": [],
         },
     )
     yield (

@@ -101,12 +101,54 @@ async def test_the_first_step_that_is_not_finite_is_an_event_and_a_warning(
     assert "the loss of step 7 is NaN and its gradient norm is Infinity" in warning.message
 
 
+COPIES = {"step": 150, "state_bytes": 6 << 30, "worker_bytes": 3 << 29}
+
+
+async def test_the_newest_complete_copy_in_memory_is_shown_while_the_job_has_slots(
+    service: Service,
+) -> None:
+    job_id = await service.running()
+    assert (await service.jobs.get(job_id)).memory_copies is None
+    for step in (100, 150):
+        service.report(job_id, 1, [frame(FrameKind.MEMORY_COPIES, {**COPIES, "step": step})])
+    copies = (await service.jobs.get(job_id)).memory_copies
+    assert copies is not None
+    assert copies.model_dump() == COPIES
+    (listed,) = (await service.jobs.list()).items
+    assert listed.memory_copies == copies
+    explained = await service.queries.explain(job_id)
+    assert explained.reason.message.endswith(
+        "the state after step 150 is kept in the memory of the workers (6.0 GiB; the copies use up "
+        "to 1.5 GiB on a worker)"
+    )
+    service.end(job_id, 1, Cause.WORKER_LOST)
+    assert (await service.jobs.get(job_id)).memory_copies is None
+    assert "in the memory" not in (await service.queries.explain(job_id)).reason.message
+    service.now += timedelta(hours=1)
+    assert service.claim(job_id, 1) is not None
+    service.report(job_id, 2)
+    assert (await service.jobs.get(job_id)).memory_copies is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{}, COPIES | {"step": -1}, COPIES | {"state_bytes": 1e400}, COPIES | {"worker_bytes": "1"}],
+    ids=str,
+)
+async def test_a_bad_report_of_copies_is_refused(service: Service, body: dict[str, Any]) -> None:
+    job_id = await service.running()
+    service.report(job_id, 1, [frame(FrameKind.MEMORY_COPIES, body)])
+    assert (await service.jobs.get(job_id)).memory_copies is None
+
+
 async def test_a_group_that_keeps_no_copies_in_memory_adds_an_event(service: Service) -> None:
     job_id = await service.running()
+    service.report(job_id, 1, [frame(FrameKind.MEMORY_COPIES, COPIES)])
     body = {"message": "the copies do not fit"}
     service.report(job_id, 1, [frame(FrameKind.NO_MEMORY_COPIES, body)])
     (event,) = await events_of(service, job_id, "no_memory_copies")
     assert event.message == "the copies do not fit"
+    assert (await service.jobs.get(job_id)).memory_copies is None
 
 
 async def test_an_evaluation_that_is_not_finite_is_an_event_and_a_warning(

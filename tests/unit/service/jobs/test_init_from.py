@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from dray.train.checkpoints import CheckpointRef
@@ -149,6 +150,28 @@ async def test_weights_of_another_width_are_refused_and_nothing_is_stored(
         assert caught.value.pointer == "/model/width"
         assert f"can't start from the weights of {first}" in caught.value.message
     assert [job.id for job in (await service.jobs.list()).items] == [first]
+
+
+GPT = {"num_layers": 2, "num_heads": 2, "width": 8}
+TEXT: dict[str, Any] = {"recipe": "language_model", "data": {"source": "file:///text.txt"}}
+
+
+async def test_a_mesh_that_the_model_of_the_checkpoint_can_not_take_is_refused(
+    service: Service,
+) -> None:
+    first = await source(service, 10, model=GPT, **TEXT)
+    wanted: dict[str, Any] = {
+        **TEXT,
+        "init_from": {"job": first},
+        "resources": {"num_workers": 4},
+    }
+    with pytest.raises(ValidationError, match=r"model\.num_heads"):
+        await service.submit(**wanted, model=GPT, parallel={"tensor": 4})
+    with pytest.raises(InitFromDiffers, match="/model/num_heads is 4, but was 2") as caught:
+        await service.submit(**wanted, model={**GPT, "num_heads": 4}, parallel={"tensor": 4})
+    assert caught.value.pointer == "/model/num_heads"
+    assert [job.id for job in (await service.jobs.list()).items] == [first]
+    await service.submit(**wanted, model=GPT, parallel={"tensor": 2, "shard": 2})
 
 
 async def test_of_a_document_that_is_no_longer_read_only_the_weights_are_taken(

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.equality import work
-from ray_workers.shared.contracts import RankTask
+from ray_workers.shared.contracts import Cause, RankTask
 from ray_workers.training.checkpoint import checkpoint_files, save_group
 from ray_workers.training.core.faultpoints import FaultPoint, arm
 from tests.marks import soak
+from tests.unit.training.checkpoint.test_checkpoint_files import cut_short, folder_of, lose
 from tests.unit.training.elastic.test_recovery import die
-from tests.unit.training.jobs import series
+from tests.unit.training.jobs import assert_same, series, weights
 from tests.unit.training.loop.test_trainer import save_at_once
 from tests.unit.training.parallel.test_model_parallel import brief
 from tests.unit.training.ranks import checkpoint_refs, frames, replaced, run_ranks
@@ -78,6 +80,51 @@ def test_a_full_disk_on_one_rank_costs_this_checkpoint(tmp_path: Path) -> None:
     assert len(stalls) >= 1
     told = frames(tmp_path, rank=1, kind="metrics")
     assert not any("perf/checkpoint_stall_s" in one["values"] for one in told)
+
+
+def _damaged(tmp_path: Path, damage: Callable[[Path], None]) -> tuple[dict[str, Any], str]:
+    """Train on two shards, and damage the share of rank 1 in the newest checkpoint. Returns the
+    document and the name of the damaged file."""
+    world_size, spec = job(tmp_path, "shard")
+    assert run_ranks(tmp_path, spec, world_size=world_size) == [0, 0]
+    newest, *_ = checkpoint_refs(tmp_path)
+    share = sorted(folder_of(newest).glob("*.safetensors"))[1]
+    damage(share)
+    return spec, share.name
+
+
+@pytest.mark.parametrize("damage", [lose, cut_short])
+def test_a_group_resumes_from_the_last_checkpoint_with_all_shares(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    spec, name = _damaged(tmp_path, damage)
+    refs = checkpoint_refs(tmp_path)
+    assert [ref.step for ref in refs] == [LAST, EVERY]
+    assert run_ranks(tmp_path, spec, world_size=2, attempt=2, resume_from=refs) == [0, 0]
+    (receipt,) = frames(tmp_path, attempt=2, kind="resumed")
+    (passed_over,) = receipt["passed_over"]
+    assert (receipt["step"], passed_over["step"]) == (EVERY, LAST)
+    assert name in passed_over["why"]
+    assert_same(weights(tmp_path, attempt=2), weights(tmp_path))
+
+
+@pytest.mark.parametrize("damage", [lose, soak(cut_short)])
+def test_a_job_that_names_a_checkpoint_without_all_shares_ends_with_the_fix(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    spec, name = _damaged(first, damage)
+    spec["init_from"] = {"job": "job-first", "step": LAST}
+    newest, *older = checkpoint_refs(first)
+    codes = run_ranks(second, spec, world_size=2, init_from=newest, older=older)
+    assert codes == [1, 1]
+    for rank in range(2):
+        (error,) = frames(second, rank=rank, kind="error")
+        assert error["cause"] == Cause.BAD_DATA
+        assert name in error["message"]
+        assert error["message"].endswith(f"set init_from.step to {EVERY}")
 
 
 def test_an_interval_of_its_own_choice_is_the_same_on_all_ranks(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import Cause, RankTask
 from ray_workers.training.core.faultpoints import FaultPoint, arm
 from ray_workers.training.elastic.rendezvous import RendezvousHandler
@@ -36,7 +37,10 @@ def _lose(task: RankTask, point: FaultPoint, step: int | None, folder: Path) -> 
         before = self._training
         continued(self)
         if self._training is not before:
-            (folder / f"continued-{task.rank}").touch()
+            status = heartbeat.read_status(heartbeat.page_path(task.page_prefix))
+            assert status is not None
+            if status.training_thread == self._training._native_id:  # `machine_speed` measures it
+                (folder / f"continued-{task.rank}").touch()
 
     RendezvousHandler._hand_over_if_stuck = recorded  # type: ignore[method-assign]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -10,13 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dray.spec import JobSpec
 from ray_workers.shared.contracts import Cause, RankTask
 from ray_workers.training.checkpoint import peer_memory
 from ray_workers.training.checkpoint.peer_memory import PeerMemory
+from ray_workers.training.core.errors import HostMemoryError
 from ray_workers.training.core.faultpoints import FaultPoint, arm
 from ray_workers.training.core.progress import Progress
+from service.planning.model.memory import copies_bytes
+from service.planning.model.shapes import shapes_of
 from tests.marks import soak
 from tests.unit.training.elastic.test_recovery import die, once
 from tests.unit.training.jobs import assert_same, series, weights
@@ -219,6 +224,61 @@ def test_copies_are_not_older_than_the_newest_checkpoint(
 LOSS, COPIED = "train/loss", "perf/copy_time_s"
 
 
+def _note_reports(task: RankTask, folder: Path) -> None:
+    """Rank 1 completes the copy of step 3 only when rank 0 is in step 6. Note the step in which
+    rank 0 reports each copy."""
+    peer_memory.REPORT_S = 0.0
+    if task.rank == 1:
+        arm(FaultPoint.PEER_COPY_SENT, functools.partial(_await, folder / "in-step-6"), at_step=3)
+    if task.rank == 0:
+        arm(FaultPoint.STEP_BEGINS, (folder / "in-step-6").touch, at_step=6)
+        arm(FaultPoint.STEP_ENDS, functools.partial(_await_copy, folder), at_step=6)
+
+
+def _await(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.001)
+
+
+SENDING: list[PeerMemory] = []
+
+
+def _await_copy(folder: Path) -> None:
+    """Let the copy of step 3 be complete in step 6."""
+    (memory,) = SENDING
+    assert memory._sending is not None
+    memory._sending.result(60.0)
+
+
+def _found_by_rank_0(task: RankTask, folder: Path) -> None:
+    _note_reports(task, folder)
+    begun = PeerMemory.begin_copy
+
+    def noted(self: PeerMemory, *given: Any) -> None:
+        SENDING[:] = [self]
+        begun(self, *given)
+
+    PeerMemory.begin_copy = noted  # type: ignore[method-assign]
+
+
+def test_a_copy_is_reported_when_it_is_complete_on_all_ranks(tmp_path: Path) -> None:
+    spec = brief(tmp_path, 2, {"shard": 2}) | {"checkpoint": EVERY_3}
+    before = functools.partial(_found_by_rank_0, folder=tmp_path)
+    assert run_ranks(tmp_path, spec, world_size=2, before=before) == [0, 0]
+    last_step, seen = 0, {}
+    for frame in frames(tmp_path):
+        if frame["kind"] == "metrics" and LOSS in frame["body"]["values"]:
+            last_step = frame["body"]["step"]
+        elif frame["kind"] == "memory_copies":
+            seen[frame["body"]["step"]] = last_step
+            sizes = frame["body"]["state_bytes"], frame["body"]["worker_bytes"]
+    assert seen[3] >= 5
+    job = JobSpec.model_validate(spec)
+    planned = copies_bytes(job, shapes_of(job))
+    assert planned <= sizes[1] <= 1.2 * planned  # the model is small, and names have a size, too
+    assert sizes[0] == sizes[1] / 2  # each of two slots contains the shares of both ranks
+
+
 def test_ranks_rarely_ask_each_other_while_a_copy_is_being_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -253,7 +313,12 @@ def test_auto_keeps_no_copies_that_do_not_fit(
     spec = brief(tmp_path, 2, {"shard": 2})
     assert run_ranks(tmp_path, spec, world_size=2, before=_has_little_memory) == [0, 0]
     (event,) = frames(tmp_path, kind="no_memory_copies")
-    assert "available on the node of rank 1. No copies are kept" in event["message"]
+    assert re.search(
+        r"need \d+\.\d [KM]iB on the node of rank 1, more than 50% of the 1\.0 KiB that are "
+        r"available there\. No copies are kept",
+        event["message"],
+    )
+    assert frames(tmp_path, kind="memory_copies") == []
     assert_equal_end(tmp_path, uninterrupted(2, (("shard", 2),), False))
 
 
@@ -263,7 +328,34 @@ def test_explicit_copies_that_do_not_fit_end_the_job(tmp_path: Path) -> None:
     assert codes == [1, 1]
     (error,) = frames(tmp_path, rank=0, kind="error")
     assert error["cause"] == Cause.CANNOT_RUN
-    assert "checkpoint.in_memory" in error["message"]
+    assert re.search(
+        r"need \d+\.\d [KM]iB on the node of rank 1, more than 50% of the 1\.0 KiB that are "
+        r"available there: set checkpoint\.in_memory to off$",
+        error["message"],
+    )
+
+
+@pytest.mark.parametrize("available", [200, 300, 400, 500, 600, 700, 799])
+def test_the_number_of_copies_that_would_fit_is_proposed(
+    monkeypatch: pytest.MonkeyPatch, available: int
+) -> None:
+    """Two slots with the own share and three copies of 50 bytes on each of two ranks of a node."""
+    document = {
+        "recipe": "image_classification",
+        "resources": {"num_workers": 4},
+        "parallel": {"shard": 4},
+        "checkpoint": {"in_memory": {"every_steps": 3, "copies": 3}},
+    }
+    monkeypatch.setattr(peer_memory, "available_memory", lambda: 2 * available)
+    monkeypatch.setattr(peer_memory, "everyones", lambda number, *_: [number])
+    state = {"weights": torch.zeros(50, dtype=torch.uint8)}
+    memory = PeerMemory(JobSpec.model_validate(document), lambda: state)
+    memory._is_on, memory._num_on_node = True, 2
+    with pytest.raises(HostMemoryError) as raised:
+        memory.begin_copy(Progress.at(1), ())
+    fitting = [copies for copies in (1, 2) if 2 * (1 + copies) * 50 * 2 <= 0.5 * 2 * available]
+    last = f"in_memory.copies to {max(fitting)}" if fitting else "in_memory to off"
+    assert str(raised.value).endswith(f"set checkpoint.{last}")
 
 
 def _killed_while_short_of_memory(task: RankTask) -> None:

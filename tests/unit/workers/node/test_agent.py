@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,8 @@ from dray.train.spool import SpoolWriter, begin_count, known
 from ray_workers.node import agent
 from ray_workers.node.ray_calls import brief
 from ray_workers.shared.contracts import FrameKind
-from ray_workers.shared.paths import NODE_TMPDIR, runtime_dir, spool_dir
+from ray_workers.shared.heartbeat import HeartbeatPage, page_path, prefix_of
+from ray_workers.shared.paths import NODE_TMPDIR, page_dir, runtime_dir, spool_dir
 from ray_workers.shared.processes.procfs import boot_id, pid_namespace, started_ticks
 
 
@@ -68,6 +70,23 @@ async def test_an_observation_brings_system_metrics_where_they_are_asked(
     assert (await node.observe("job", 1, True, False)).system_metrics == {}
     assert (await node.observe("job", 1, False, True)).system_metrics == {0: {"system/cpu": 1.0}}
     assert sampled == [("job", 1)]
+
+
+async def test_the_speed_of_a_rank_is_that_of_the_thread_that_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, sampled = node_agent(tmp_path, monkeypatch), []
+    folder = page_dir("deployment", "0" * 56, "job", 1)
+    pages = [HeartbeatPage(page_path(prefix_of(folder, rank, 0))) for rank in range(2)]
+    pages[1].trains_in(4711)
+
+    def sample(threads: Iterable[int]) -> float:
+        sampled.extend(threads)
+        return 3.0
+
+    monkeypatch.setattr(node, "_waits", SimpleNamespace(sample=sample))
+    assert await node.slowness("job", 1) == 3.0
+    assert sampled[:2] == [os.getpid(), 4711]
 
 
 async def test_what_a_stopped_rank_actor_keeps_alive_is_killed_before_slots_are_kept(

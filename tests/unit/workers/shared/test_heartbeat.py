@@ -45,6 +45,29 @@ def test_what_a_process_does_is_seen_from_outside(tmp_path: Path) -> None:
     assert 0 <= observation.age_s < 60
 
 
+def test_the_thread_that_trains_is_the_main_thread_until_another_one_takes_over(
+    tmp_path: Path,
+) -> None:
+    path = heartbeat.page_path(heartbeat.prefix_of(tmp_path, 0, 0))
+    page = HeartbeatPage(path)
+    assert heartbeat.observe_ranks(tmp_path)[0].status.training_thread == os.getpid()
+    page.trains_in(4711)
+    assert heartbeat.observe_ranks(tmp_path)[0].status.training_thread == 4711
+    HeartbeatPage(path, goes_on=True)  # another program, whose main thread trains
+    assert heartbeat.observe_ranks(tmp_path)[0].status.training_thread == os.getpid()
+
+
+def test_a_rank_must_leave_its_group_once_a_later_one_is_announced(tmp_path: Path) -> None:
+    prefix = heartbeat.prefix_of(tmp_path, 0, 0)
+    page = HeartbeatPage(heartbeat.page_path(prefix))
+    page.begin(generation=2, step=7)
+    assert not page.must_leave_group
+    heartbeat.announce(prefix, RankAssignment(3, 0, 1, None))
+    assert page.must_leave_group
+    page.begin(generation=3, step=7)
+    assert not page.must_leave_group
+
+
 def test_the_first_step_of_a_generation_keeps_its_time(tmp_path: Path) -> None:
     page = HeartbeatPage(heartbeat.page_path(heartbeat.prefix_of(tmp_path, 0, 0)))
     page.commit(1)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -93,6 +94,33 @@ def test_processes_that_share_a_cpu_are_seen_to_wait() -> None:
         for process in busy:
             process.kill()
             process.wait()
+
+
+def test_the_time_of_a_thread_is_not_that_of_the_main_thread() -> None:
+    """After a handover, the main thread of a rank sleeps until the rank ends."""
+    if cpu_time(os.getpid()) is None:
+        pytest.skip("this kernel does not count how long a process waits")
+    used_s, may_end = 0.2, threading.Event()
+
+    def work() -> None:
+        while time.thread_time() < used_s:
+            pass
+        may_end.wait()
+
+    before = cpu_time(threading.main_thread().native_id or 0)
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert thread.native_id is not None
+        while (of_thread := cpu_time(thread.native_id)) is None or of_thread.ran_s < used_s:
+            time.sleep(0.05)
+        of_main = cpu_time(threading.main_thread().native_id or 0)
+    finally:
+        may_end.set()
+        thread.join()
+    assert before is not None
+    assert of_main is not None
+    assert of_main.ran_s - before.ran_s < used_s
 
 
 def test_seconds_count_less_while_the_machine_is_slow() -> None:

@@ -18,6 +18,8 @@ from torch import Tensor
 from dray.spec import Gossip
 from ray_workers.shared import heartbeat
 from ray_workers.shared.contracts import LEFT_EXIT_CODE, RankTask
+from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment
+from ray_workers.training.core.errors import UnendingOperationError
 from ray_workers.training.core.faultpoints import FaultPoint, arm, arm_with
 from ray_workers.training.loop.trainer import Batch, Trainer
 from ray_workers.training.parallel.gossip.asynchronous import Averaging, SharedCopy
@@ -193,7 +195,7 @@ def _fail_to_answer(rank: int) -> None:
     copy = SharedCopy(FlatCopy([torch.ones(4)]))
     copy.begin()
     if rank == 0:
-        averaging = Averaging(copy, rank, ([1], []))
+        averaging = Averaging(copy, rank, ([1], []), HeartbeatPage(None))
         averaging.want()
         while not averaging._busy:
             time.sleep(0.001)
@@ -207,11 +209,41 @@ def _fail_to_answer(rank: int) -> None:
         raise ValueError("no memory")
 
     copy.meet = fail  # type: ignore[method-assign]
-    averaging = Averaging(copy, rank, ([], [0]))
+    averaging = Averaging(copy, rank, ([], [0]), HeartbeatPage(None))
     averaging.pause()
     is_paused.set()
     with pytest.raises(ValueError, match="no memory"):
         averaging.meet()
+    os._exit(0)
+
+
+@pytest.mark.parametrize("method", ["pause", "end"])
+def test_a_rank_leaves_a_broken_group_although_the_thread_never_stops_waiting(
+    method: str, tmp_path: Path
+) -> None:
+    run_in_group(_wait_in_vain, 2, method, tmp_path)
+
+
+def _wait_in_vain(rank: int, method: str, folder: Path) -> None:
+    """Rank 1 never responds, as if gloo did not notice that it is lost."""
+    if rank == 1:
+        while not (folder / "left").exists():
+            time.sleep(0.001)
+        os._exit(0)
+    copy = SharedCopy(FlatCopy([torch.ones(4)]))
+    copy.begin()
+    prefix = heartbeat.prefix_of(folder, 0, 0)
+    page = HeartbeatPage(heartbeat.page_path(prefix))
+    page.begin(generation=1, step=3)
+    averaging = Averaging(copy, rank, ([1], []), page)
+    averaging.want()
+    while not averaging._busy:
+        time.sleep(0.001)
+    heartbeat.announce(prefix, RankAssignment(2, 0, 2, None))
+    with pytest.raises(UnendingOperationError):
+        getattr(averaging, method)()
+    averaging.abandon()  # does not wait for the thread
+    (folder / "left").touch()
     os._exit(0)
 
 
