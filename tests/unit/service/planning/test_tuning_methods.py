@@ -154,7 +154,10 @@ def document(options: dict[str, Any]) -> dict[str, Any]:
 def test_the_change_that_a_refusal_names_makes_the_job_fit() -> None:
     named: set[str] = set()
     for seed in range(FIRST, FIRST + 120):
-        spec = JobSpec.model_validate(document(drawn_options(seed)))
+        options = drawn_options(seed)
+        if seed % 2:  # otherwise, these two would be the smallest change of nearly every job
+            options["train"] |= {"micro_batch_size": 1, "recompute": "full"}
+        spec = JobSpec.model_validate(document(options))
         shapes = shapes_of(spec, config=LARGE)
         available = int(random.Random(seed).uniform(0.2, 0.95) * memory_of(spec, shapes).total)
         change = plan_of(spec, shapes, CPU, available, all_of_them=False).change
