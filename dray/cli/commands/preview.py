@@ -64,6 +64,8 @@ def _with_address(document: dict[str, Any]) -> dict[str, Any]:
     from dray.documents import with_fields
     from dray.errors import SpecError
 
+    if document.get("recipe") != "fine_tuning":
+        return document  # refused later
     model = document.get("model")
     base = model.get("base") if isinstance(model, dict) else None
     if base is None:

@@ -23,7 +23,7 @@ NUM = 20
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("preview")
-    tiny.make_base(home / "base")
+    tiny.make_base(home / "base", max_position_embeddings=1024)
     return home
 
 
@@ -71,7 +71,7 @@ def test_the_preview_is_what_the_job_will_report(cli: Cli, home: Path, shape: st
 
 
 def test_the_lines_name_form_numbers_cuts_and_duplicates(cli: Cli, home: Path) -> None:
-    train = [*tiny.completions(9), {"prompt": "the", "completion": " cat" * 50}]
+    train = [*tiny.completions(9), {"prompt": "the", "completion": " cat" * 80}]
     held = [train[0], train[3], {"prompt": "a", "completion": " red tree"}]
     document = tiny.document(
         home / "base",
@@ -83,8 +83,7 @@ def test_the_lines_name_form_numbers_cuts_and_duplicates(cli: Cli, home: Path) -
     lines = cli("preview", str(file)).splitlines()
     assert lines[0].startswith("10 training examples with ")
     assert lines[0].endswith("; 3 validation examples")
-    assert lines[1].endswith("train.jsonl has examples of the form completion, recognised by the "
-                             "names of its fields")  # fmt: skip
+    assert "train.jsonl has examples of the form completion, recognised by" in lines[1]
     assert "1 examples were cut to method.max_length tokens" in lines
     assert "2 validation examples are equal to a training example" in lines
     assert f"<s>{train[0]['prompt']}«{train[0]['completion']}</s>»" in lines[-3]
@@ -110,7 +109,7 @@ def test_broken_examples_are_named_with_their_line(cli: Cli, home: Path) -> None
     assert "line 17: could have the form completion or text" in cli.err
     (home / "empty.jsonl").write_text("")
     cli("preview", str(home / "empty.jsonl"), *base, exits=2)
-    assert "empty.jsonl: contains no examples" in cli.err
+    assert "empty.jsonl: is an empty file" in cli.err
     cli("preview", str(home / "missing ü.jsonl"), *base, exits=2)
     assert "does not exist" in cli.err or "no such" in cli.err.lower()
     pairs = tiny.write_lines(home / "other.jsonl", tiny.text_pairs(4))
@@ -121,7 +120,7 @@ def test_broken_examples_are_named_with_their_line(cli: Cli, home: Path) -> None
 def test_no_weights_are_read_but_missing_ones_are_named(
     cli: Cli, home: Path, tmp_path: Path
 ) -> None:
-    base = tiny.make_base(tmp_path / "base")
+    base = tiny.make_base(tmp_path / "base", max_position_embeddings=1024)
     examples = tiny.write_lines(home / "some.jsonl", tiny.texts(10))
     (base / "model.safetensors").write_bytes(b"not weights")
     assert "10" not in cli("preview", str(examples), "--base", str(base), exits=0).split("\n")[1]
@@ -141,7 +140,7 @@ def test_no_weights_are_read_but_missing_ones_are_named(
             "uploaded files",
         ),
         (
-            {"recipe": "language_model", "model": None, "method": None},
+            {"recipe": "language_model", "model": None, "data": {"source": "file:///text.txt"}},
             "/recipe",
             "only jobs of the recipe fine_tuning",
         ),
@@ -167,5 +166,9 @@ def test_a_base_is_required_and_names_are_looked_up_in_the_catalogue(cli: Cli, h
     examples = tiny.write_lines(home / "named.jsonl", tiny.texts(10))
     cli("preview", str(examples), exits=2)
     assert "--base" in cli.err
+    other = 'data: {source: "file:///text.txt"}\nrecipe: language_model\n'
+    (home / "other.yaml").write_text(other)
+    cli("preview", str(home / "other.yaml"), exits=2)
+    assert "only jobs of the recipe fine_tuning" in cli.err
     cli("preview", str(examples), "--base", "unknown-model", exits=3)
     assert "unknown-model" in cli.err
