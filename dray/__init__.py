@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dray.client import Client as Client
     from dray.documents import load_spec as load_spec
     from dray.documents import validate as validate
+    from dray.example_preview import preview as preview
     from dray.inference import load as load
     from dray.spec import JobSpec as JobSpec
     from dray.views import JobState as JobState
@@ -36,6 +37,7 @@ __all__ = [
     "errors",
     "load",
     "load_spec",
+    "preview",
     "validate",
 ]
 
@@ -47,6 +49,7 @@ _MODULES = {
     "Retry": "dray._http.transport",
     "load": "dray.inference",
     "load_spec": "dray.documents",
+    "preview": "dray.example_preview",
     "validate": "dray.documents",
 }
 

@@ -41,6 +41,7 @@ _OF_JOBS = {
     "perf/step_time_s": "per rank: duration of the step, in seconds",
     "perf/data_wait_s": "per rank: time that the step waited for data, in seconds",
     "perf/compute_time_s": "per rank: computation time before the first exchange, in seconds",
+    "perf/tokens": "fine-tuning, per rank: number of tokens in the step, including padding",
     "perf/samples_per_s": "total samples per second over all ranks",
     "perf/sent_bytes": "per rank: bytes sent to other ranks in the step",
     "sync/sent_bytes": "bytes sent by all ranks in the step",

@@ -28,6 +28,8 @@ shows examples.
 .. autofunction:: dray.documents.validate
 
 .. autofunction:: dray.documents.load_spec
+
+.. autofunction:: dray.example_preview.preview
 ```
 
 ## Models

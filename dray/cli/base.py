@@ -37,6 +37,7 @@ ORDER = (
         "sweep",
         "models",
         "plan",
+        "preview",
         "schema",
         "cluster",
         "queue",

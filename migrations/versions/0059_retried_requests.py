@@ -8,7 +8,7 @@ from alembic import op
 from service.db.types import UtcDateTime
 
 revision = "0059"
-down_revision = "0057"
+down_revision = "0058"
 
 
 def upgrade() -> None:

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from dray.client_errors import SpecError
 from dray.spec import Data, JobSpec
+from dray.train.storage_faults import StorageError
 from ray_workers.recipes import (
     fine_tuning,
     image_classification,
@@ -26,6 +28,7 @@ from ray_workers.recipes import (
 )
 from ray_workers.recipes.private_data import PrivateData
 from ray_workers.shared.node_needs import DataPolicy
+from ray_workers.training.core.errors import DataError, ModelError, SourceUnavailableError
 from ray_workers.training.core.workload import Workload
 
 
@@ -73,3 +76,12 @@ def load(folder: str | os.PathLike[str], *, device: str = "cpu") -> Any:
     loaded = RECIPES[recipe].load(path)
     loaded.model.to(device)
     return loaded
+
+
+def preview(document: JobSpec) -> tuple[dict[str, Any], list[str]]:
+    """Return `examples.json` of a job of fine-tuning, and its lines in the job's log. This machine
+    reads all sources that the user may read, without credentials. Raises SpecError."""
+    try:
+        return fine_tuning.preview(document, DataPolicy.open())
+    except (DataError, ModelError, SourceUnavailableError, StorageError) as error:
+        raise SpecError(str(error)) from error

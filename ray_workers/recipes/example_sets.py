@@ -232,7 +232,7 @@ def shown(sets: ExampleSets, number: int, tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def lines(sets: ExampleSets, found: Mapping[str, Any]) -> Iterator[str]:
+def lines(found: Mapping[str, Any]) -> Iterator[str]:
     """Yield sentences for the job's log from a report."""
     what = found["what"]
     yield (

@@ -32,6 +32,7 @@ from ray_workers.recipes import (
     tuned_files,
 )
 from ray_workers.recipes.chat_encoding import ExampleEncoder
+from ray_workers.recipes.example_sets import ExampleSets
 from ray_workers.recipes.export import need
 from ray_workers.recipes.models import compat_transformers, pretrained
 from ray_workers.recipes.models.paired import PreferenceModel, RewardModel
@@ -54,16 +55,10 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
     """Build a workload from examples. The loss of a sample is the sum of the losses of its counted
     tokens. Raises DataError and ModelError."""
     assert own is None  # only federated jobs have other data
-    options, method = document.model, document.method
-    assert isinstance(options, spec.Pretrained)
-    assert method is not None
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a base is never looked up on a hub
-    try:
-        need("fine_tuning", "tuning", *PACKAGES, *(["peft"] if options.adapter else []))
-        if options.adapter is not None and options.adapter.base_precision == "nf4":
-            need("model.adapter.base_precision nf4", "nf4", "bitsandbytes")
-    except ImportError as error:
-        raise ModelError(str(error)) from error
+    options, method = _options_of(document)
+    _require(*PACKAGES, *(["peft"] if options.adapter else []))
+    if options.adapter is not None and options.adapter.base_precision == "nf4":
+        _require("bitsandbytes", setting="model.adapter.base_precision nf4", extra="nf4")
     base = open_base(options, policy, method.max_length)
     with _small_files(base) as folder:
         parts = pretrained.parts_of(
@@ -71,27 +66,11 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
             packs=isinstance(method, spec.Sft) and method.packing,
             scores=isinstance(method, spec.Reward),
         )
-        tokenizer = compat_transformers.load_tokenizer(folder, base.location)
-        if options.chat_template is not None:
-            tokenizer.chat_template = options.chat_template
+        tokenizer = _tokenizer(folder, base, options)
         model = _model(parts, folder, options, method, tokenizer)
-        how = {**_encoding(base, method), "chat_template": options.chat_template}
         prompts = sample_prompts.prompts_of(document.samples, tokenizer, folder, method.max_length)
-    sets = example_sets.open_sets(
-        document.data,
-        policy,
-        method,
-        lambda one: _encoder(tokenizer, method, one),
-        how,
-        document.train.seed,
-    )
+    sets = _sets(document, policy, base, tokenizer, model.vocabulary_size)
     examples = sets.examples
-    if (largest := int(examples.ids.max())) >= (size := model.vocabulary_size):
-        token = shortened(tokenizer.convert_ids_to_tokens(largest))
-        raise DataError(
-            f"the tokenizer of {base.location} has the token {token} with the id {largest:,}, but "
-            f"the model has only {size:,} tokens: resize the model's embedding"
-        )
     report = example_sets.report(sets, tokenizer)
     return Workload(
         model=model,
@@ -100,13 +79,77 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
         **_objective(method),
         fingerprint=examples.fingerprint,
         write_results=tuned_files.writer(document, base, model, examples.fingerprint),
-        about=[*example_sets.lines(sets, report)],
+        about=[*example_sets.lines(report)],
         files={"examples.json": report},
         base=base.sha256 if model.has_frozen_weights else None,
         gathers_result=options.adapter is not None,
         result_dtypes=model.result_dtypes,
         prompts=prompts,
     )
+
+
+def preview(document: spec.JobSpec, policy: DataPolicy) -> tuple[dict[str, Any], list[str]]:
+    """Return the content of the job's `examples.json`, and its lines in the job's log. The base's
+    weights are not read. Raises DataError, ModelError and SourceUnavailableError."""
+    options, method = _options_of(document)
+    _require(*PACKAGES)
+    base = open_base(options, policy, method.max_length, needs_weights=False)
+    with _small_files(base) as folder:
+        tokenizer = _tokenizer(folder, base, options)
+    size = base.config.get("vocab_size")
+    sets = _sets(document, policy, base, tokenizer, size if isinstance(size, int) else None)
+    report = example_sets.report(sets, tokenizer)
+    return report, [*example_sets.lines(report)]
+
+
+def _options_of(document: spec.JobSpec) -> tuple[spec.Pretrained, spec.AnyMethod]:
+    assert isinstance(document.model, spec.Pretrained)
+    assert document.method is not None
+    return document.model, document.method
+
+
+def _require(*packages: str, setting: str = "fine_tuning", extra: str = "tuning") -> None:
+    """Raise ModelError if a package is missing."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a base is never looked up on a hub
+    try:
+        need(setting, extra, *packages)
+    except ImportError as error:
+        raise ModelError(str(error)) from error
+
+
+def _tokenizer(folder: Path, base: BaseModel, options: spec.Pretrained) -> Any:
+    tokenizer = compat_transformers.load_tokenizer(folder, base.location)
+    if options.chat_template is not None:
+        tokenizer.chat_template = options.chat_template
+    return tokenizer
+
+
+def _sets(
+    document: spec.JobSpec,
+    policy: DataPolicy,
+    base: BaseModel,
+    tokenizer: Any,
+    vocabulary_size: int | None,
+) -> ExampleSets:
+    """Open the examples. Raises DataError if they have a token that the model does not have.
+    vocabulary_size: None if it is unknown."""
+    options, method = _options_of(document)
+    sets = example_sets.open_sets(
+        document.data,
+        policy,
+        method,
+        lambda one: _encoder(tokenizer, method, one),
+        {**_encoding(base, method), "chat_template": options.chat_template},
+        document.train.seed,
+    )
+    largest = int(sets.examples.ids.max())
+    if vocabulary_size is not None and largest >= vocabulary_size:
+        token = shortened(tokenizer.convert_ids_to_tokens(largest))
+        raise DataError(
+            f"the tokenizer of {base.location} has the token {token} with the id {largest:,}, but "
+            f"the model has only {vocabulary_size:,} tokens: resize the model's embedding"
+        )
+    return sets
 
 
 def _model(
@@ -138,12 +181,14 @@ def _objective(method: spec.AnyMethod) -> dict[str, Any]:
     """Return the fields of the workload with the loss and the metrics."""
     if isinstance(method, spec.Sft):
         return {
+            "inputs_per_token": 2,  # its id and its position
             "loss_sum": measures.token_losses,
             "validation_loss_sum": measures.token_losses,
             "metrics": measures.of_tokens,
         }
     loss_sum = preferences.loss_sum(method)
     return {
+        "inputs_per_token": 3,  # its id, its position and its target
         "loss_sum": loss_sum,
         "validation_loss_sum": loss_sum,
         "metrics": partial(preferences.metrics, method),

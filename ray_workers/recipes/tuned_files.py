@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from dray import spec
 from dray.spec.program import base_files
 from ray_workers.datasets.formats.base_models import BaseModel
+from ray_workers.datasets.sources.source import location_of
 from ray_workers.recipes import results
 from ray_workers.recipes.models import compat_transformers
 from ray_workers.recipes.models.compat_transformers import SCORES
@@ -160,7 +161,9 @@ def _card(
     """Return the model card, in the format of Hugging Face's hub."""
     measured = "\n".join(f"| `{key}` | {value:.6g} |" for key, value in sorted(metrics.items()))
     written = json.dumps(document.without_defaults(), indent=1)
-    sources = ", ".join(f"`{one.source.split('?', 1)[0]}`" for one in document.data.mixed)
+    sources = ", ".join(f"`{location_of(one.source)}`" for one in document.data.mixed)
+    held_out = document.data.validation
+    validation = "" if held_out is None else f"\n| validation data | `{location_of(held_out)}` |"
     kind, adapter = "all weights", options.adapter
     assert document.method is not None
     what = {
@@ -183,7 +186,7 @@ A {what} that was fine-tuned by dray: {kind}, {step:,} steps.
 |---|---|
 | base | `{options.base}` |
 | SHA-256 of the base's files | `{base.sha256}` |
-| data | {sources} |
+| data | {sources} |{validation}
 | SHA-256 of the examples | `{data}` |
 
 | metric | value |

@@ -301,6 +301,8 @@ for its clients for hours."""
 BATCH_SIZE, NOISE_SCALE = "train/global_batch_size", "train/gradient_noise_scale"
 """Metrics that ranks report and that the scheduler uses."""
 
+TOKENS = "perf/tokens"
+"""Number of tokens that a rank computed in a step, including padding."""
 COMPUTE_TIME = "perf/compute_time_s"
 """Seconds that a rank spent on its share of the batch before exchanging data with other ranks."""
 SENT_BYTES, ALL_SENT_BYTES = "perf/sent_bytes", "sync/sent_bytes"

@@ -46,6 +46,7 @@ from service.jobs import (
     new_jobs,
     serializers,
     sweeps,
+    trial_models,
 )
 from service.jobs.deletions import Deletions, not_found
 from service.jobs.idempotency import IdempotencyKey, KeysInFlight, reserve
@@ -237,6 +238,8 @@ class Jobs:
         unfit = unfit or await models.why_unfit(self.code, spec, owner, self._settings.storage_url)
         arrays.refuse_too_large(spec, self._settings)
         trials = await submitting.trials_of(spec)
+        policy_of = partial(node_policies.data_policy, self._settings)
+        await trial_models.refuse_unfit(spec, trials, self._plans, policy_of)
         return PreparedDocument(resolved, unfit, trials, silo_sources)
 
     def check(self, session: Session, new: NewJob) -> None:

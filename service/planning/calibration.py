@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from sqlalchemy.orm import Session
 
 from dray.spec import JobSpec
+from ray_workers.shared.contracts import TOKENS
 from service.db.repositories import jobs as repository
 from service.planning.model.cost import Machine, step_time
+from service.planning.model.memory import pieces_of, rows_of
 from service.planning.model.shapes import Shapes, shapes_of
 from service.planning.model.unknown import Unknown
 from service.telemetry import metric_reader
@@ -27,8 +30,17 @@ A much smaller step is mostly launch overhead, which would make an H100 seem hun
 slower than it is."""
 
 
+ConfigOf = Callable[[JobSpec], Mapping[str, Any] | None]
+"""Returns the `config.json` of a job's base; None if it has no base, or if it can't be read."""
+
+
 def calibrated(
-    session: Session, machine: Machine, spec: JobSpec, shapes: Shapes, accelerator: str | None
+    session: Session,
+    machine: Machine,
+    spec: JobSpec,
+    shapes: Shapes,
+    accelerator: str | None,
+    config_of: ConfigOf,
 ) -> Machine:
     """Return the machine with its speed set to that of earlier jobs on workers of the same kind.
 
@@ -39,7 +51,9 @@ def calibrated(
     speeds: list[float] = []
     for job_id, document in repository.newest_succeeded(session, LOOKED_AT):
         ran = _of_a_kind(document, spec, accelerator)
-        speed = None if ran is None else _speed(session, job_id, ran, machine, enough)
+        if ran is None:
+            continue
+        speed = _speed(session, job_id, ran, machine, enough, config_of)
         if speed is not None:
             speeds.append(speed)
         if len(speeds) == COUNTED:
@@ -72,21 +86,33 @@ def _operations(spec: JobSpec, shapes: Shapes, machine: Machine) -> float:
 
 
 def _speed(
-    session: Session, job_id: str, ran: JobSpec, machine: Machine, enough: float
+    session: Session,
+    job_id: str,
+    ran: JobSpec,
+    machine: Machine,
+    enough: float,
+    config_of: ConfigOf,
 ) -> float | None:
     """Return the `flops_per_s` of the job's workers, if it can be derived from the job's steps.
     `enough` is the minimum number of operations per step for an exact speed. A smaller step gives a
     lower bound."""
-    try:
-        shapes = shapes_of(ran)
-    except Unknown:
-        return None
     series = metric_reader.read(
-        session, job_id, keys=[STEP_TIME], rank=0, after_step=-1, max_points=SAMPLED_STEPS
+        session, job_id, keys=[STEP_TIME, TOKENS], rank=0, after_step=-1, max_points=SAMPLED_STEPS
     )
     seconds: Sequence[float] = series[STEP_TIME][1] if STEP_TIME in series else ()
     if len(seconds) < LEAST_STEPS:
         return None
+    try:
+        shapes = shapes_of(ran, config=config_of(ran))
+    except Unknown:
+        return None
+    if ran.method is not None:
+        if TOKENS not in series:
+            return None  # the rows of its steps could have any length
+        pieces = pieces_of(ran)
+        num_rows = pieces.size * pieces.count * rows_of(ran.method)
+        length = round(statistics.median(series[TOKENS][1]) / num_rows)
+        shapes = replace(shapes, length=max(1, length))
     expected = step_time(ran, shapes, replace(machine, flops_per_s=1.0))
     ideal_s = expected.compute_s + expected.idle_s  # on a machine with one operation per second
     step_s = statistics.median(seconds)

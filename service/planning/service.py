@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -92,7 +93,7 @@ class Plans:
         if isinstance(shapes, Unknown):
             raise NotPlannable(f"{shapes}")
         known, machine, around = await self._database.read(
-            lambda session: (*_look_up(session, spec, shapes), _look_around(session, spec))
+            lambda session: (*self._look_up(session, spec, shapes), _look_around(session, spec))
         )
         if request.memory_bytes_per_rank is not None:
             given = request.memory_bytes_per_rank
@@ -103,11 +104,14 @@ class Plans:
 
     async def _shapes(self, spec: JobSpec) -> Shapes | Unknown:
         """Return the shapes of the job's samples, or the reason why they are unknown."""
-        config = await asyncio.to_thread(base_config.read, spec, self._policy_of(spec))
+        config = await asyncio.to_thread(self._config_of, spec)
         try:
             return shapes_of(spec, config=config)
         except Unknown as unknown:
             return unknown
+
+    def _config_of(self, spec: JobSpec) -> Mapping[str, Any] | None:
+        return base_config.read(spec, self._policy_of(spec))
 
     async def resolve(self, spec: JobSpec) -> Resolved:
         """Replace each `auto` in the document with a choice. If the job certainly does not fit, the
@@ -121,7 +125,7 @@ class Plans:
             return resolved
         spec = resolved.spec
         machine, around = await self._database.read(
-            lambda session: (_look_up(session, spec, shapes)[1], _look_around(session, spec))
+            lambda session: (self._look_up(session, spec, shapes)[1], _look_around(session, spec))
         )
         choice = await asyncio.to_thread(_sync_choice, spec, shapes, machine, around)
         chosen = choice.chosen
@@ -136,21 +140,20 @@ class Plans:
         if spec.script is not None or not (automatic or _may_know_memory(spec)):
             return Resolved(spec)
         known, machine = await self._database.read(
-            lambda session: _look_up(session, spec, shapes, needs_speed=automatic)
+            lambda session: self._look_up(session, spec, shapes, needs_speed=automatic)
         )
         if known.most_bytes is None and not automatic:
             return Resolved(spec)
         return await asyncio.to_thread(_resolved, spec, shapes, known, machine)
 
-
-def _look_up(
-    session: Session, spec: JobSpec, shapes: Shapes | Unknown, *, needs_speed: bool = True
-) -> tuple[WorkerMemory, Machine]:
-    known = known_memory(session, spec)
-    machine = machine_of(spec, known.accelerator)
-    if needs_speed and isinstance(shapes, Shapes):
-        machine = calibrated(session, machine, spec, shapes, known.accelerator)
-    return known, machine
+    def _look_up(
+        self, session: Session, spec: JobSpec, shapes: Shapes | Unknown, *, needs_speed: bool = True
+    ) -> tuple[WorkerMemory, Machine]:
+        known = known_memory(session, spec)
+        machine = machine_of(spec, known.accelerator)
+        if needs_speed and isinstance(shapes, Shapes):
+            machine = calibrated(session, machine, spec, shapes, known.accelerator, self._config_of)
+        return known, machine
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,13 @@ MAX_SHOWN: Final = 100
 """Maximum number of characters of a file's content in an error."""
 PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt")
 """Suffixes of files with pickled weights, which can run code when they are read."""
-FILES: Final = (
+SMALL_FILES: Final = (
     *(CONFIG, "generation_config.json", TOKENIZER, "tokenizer_config.json", "chat_template.jinja"),
     *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt"),
-    *("tokenizer.model", SINGLE, INDEX),
+    "tokenizer.model",
 )
+"""The files, except for the weights, that are looked for on a web server."""
+FILES: Final = (*SMALL_FILES, SINGLE, INDEX)
 """The files that are looked for on a web server, which can't list a folder. The files that the
 index names are added."""
 PICKLED: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from ray_workers.datasets.sources.node_cache import NodeCache
 from ray_workers.datasets.sources.source import Source, location_of
 from ray_workers.shared.node_needs import DataPolicy
 
-SUFFIXES = (".json", ".safetensors", ".jinja", ".txt", ".model")
+WEIGHTS = ".safetensors"
+SMALL_SUFFIXES = (".json", ".jinja", ".txt", ".model")
+SUFFIXES = (*SMALL_SUFFIXES, WEIGHTS)
 
 
 @dataclass(frozen=True)
@@ -46,25 +48,35 @@ class BaseModel:
         return names
 
 
-def open_base(model: spec.Pretrained, policy: DataPolicy, max_length: int) -> BaseModel:
+def open_base(
+    model: spec.Pretrained, policy: DataPolicy, max_length: int, *, needs_weights: bool = True
+) -> BaseModel:
     """Return the files of a base model, which are downloaded to the node's cache if they are on
-    another machine. The files stay there until this process ends. Raises DataError."""
+    another machine. The files stay there until this process ends. Without `needs_weights`, only the
+    small files are returned, and `model.sha256` is not compared. Raises DataError."""
     url = model.base
     location = location_of(url).rstrip("/")
     with reading(location):
         cache = NodeCache.of(policy)
-        source = Source(url, policy, cache, model.credentials, SUFFIXES, base_files.FILES)
+        every = (SUFFIXES, base_files.FILES)
+        few = (SMALL_SUFFIXES, base_files.SMALL_FILES)
+        source = Source(
+            *(url, policy, cache, model.credentials), *(every if needs_weights else few)
+        )
         with cache.lock(url):
             content = source.identify(size_bytes=None, sha256=None)
             if not content.is_folder:
                 raise broken(location, "is a file: give the folder of the model")
-            if model.sha256 not in (None, content.sha256):
+            if needs_weights and model.sha256 not in (None, content.sha256):
                 found = f"has the hash {content.sha256}, but model.sha256 is {model.sha256}"
                 raise broken(location, found)
             _refuse_licensed(content.sha256, policy, location)
             paths = {file.name: file.path for file in source.files(content)}
             cache.sweep()
-    fault = base_files.fault_of_names([*paths, *_pickles(model, policy, paths)])
+        names = list(paths)
+        if not needs_weights:
+            names = Source(url, policy, cache, model.credentials, *every).names()
+    fault = base_files.fault_of_names([*names, *_pickles(model, policy, names)])
     if fault is not None:
         raise broken(location, fault)
     at_config = f"{location}/{base_files.CONFIG}"
@@ -86,9 +98,9 @@ def _refuse_licensed(sha256: str, policy: DataPolicy, location: str) -> None:
             )
 
 
-def _pickles(model: spec.Pretrained, policy: DataPolicy, paths: Mapping[str, Path]) -> list[str]:
+def _pickles(model: spec.Pretrained, policy: DataPolicy, names: Collection[str]) -> list[str]:
     """Return the names of files with pickled weights, if there are no other weights."""
-    if any(name.endswith(".safetensors") for name in paths):
+    if any(name.endswith(WEIGHTS) for name in names):
         return []
     cache = NodeCache.of(policy)
     files = base_files.PICKLED

@@ -93,4 +93,7 @@ class Workload:
     """Whether the trained tensors are small, so that rank 0 gets all of them for the result."""
     result_dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
     """The data type in which the result contains a tensor, if it differs from the model's."""
+    inputs_per_token: int | None = None
+    """Number of elements in the inputs for each token, if ranks report the number of tokens of each
+    step."""
     prompts: TextPrompts | None = None

@@ -49,6 +49,11 @@ class Feeding:
     """Number of samples in the global batch."""
     shares: Sequence[Share]
 
+    @property
+    def num_inputs(self) -> int:
+        """Number of elements in the inputs of all micro-batches."""
+        return sum(inputs.numel() for share in self.shares for inputs, _ in share.micro_batches)
+
 
 class SharesOnDemand(Sequence[Share]):
     """The shares of a global batch, which are read when they are requested."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dray import train as api
 from dray.spec import JobSpec
-from ray_workers.shared.contracts import BATCH_SIZE, RankTask
+from ray_workers.shared.contracts import BATCH_SIZE, TOKENS, RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment, RankPhase, TimeCategory
 from ray_workers.shared.job_log import log
 from ray_workers.training import devices
@@ -272,6 +272,7 @@ class Trainer:
         the schedule."""
         loss, measured = self.strategy.gradients.divided(loss)
         has_batch_size = self.rank == 0 and self.options.batch_range is not None
+        each = self.workload.inputs_per_token
         self.reporter.step_done(
             StepFigures(
                 step=step,
@@ -286,6 +287,7 @@ class Trainer:
                     **(self.comm_metrics.of_step() if self.comm_metrics else {}),
                     **self.strategy.gradients.step_metrics(),
                     **({BATCH_SIZE: float(self.state.batch_size)} if has_batch_size else {}),
+                    **({TOKENS: batch.feed.num_inputs / each} if each else {}),
                 },
             )
         )

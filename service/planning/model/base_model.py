@@ -25,8 +25,8 @@ class TokenRows:
     """Number of tokens of a row, including padding."""
     is_mixed: bool
     """Whether rows can contain padding or several examples, which a mask separates."""
-    stream: int = FP32
-    """Bytes per element of the values between layers: 2 if the gathered weights have 16 bits."""
+    weight_bytes: int = FP32
+    """Bytes per element of the trained weights: 2 if the gathered weights have 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,18 @@ class TraceValue:
 
 @functools.lru_cache(maxsize=256)
 def record(
-    shape: BaseShape, targets: Targets | None, rows: TokenRows, *, half: bool, on_gpu: bool
+    shape: BaseShape,
+    targets: Targets | None,
+    rows: TokenRows,
+    method: str = "sft",
+    *,
+    half: bool,
+    on_gpu: bool,
 ) -> OpTrace:
     """Record the trace. The trace is cached, so callers must not modify it. targets: the layers
-    with adapters; None if all weights are trained. `half` is set if autocast uses a 16-bit type."""
-    return _BaseTrace(shape, targets, rows, half=half, on_gpu=on_gpu).record()
+    with adapters; None if all weights are trained. method: name of the method of fine-tuning.
+    `half` is set if autocast uses a 16-bit type."""
+    return _BaseTrace(shape, targets, rows, method, half=half, on_gpu=on_gpu).record()
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,9 @@ class Targets:
     has_dropout: bool
     names: tuple[str, ...] | None
     """Names or last parts of names; None for all linear layers except the output layer."""
+    is_dora: bool = False
+    frozen_bytes: int = FP32
+    """Bytes per element of the weights that are not trained."""
 
     @classmethod
     def of(cls, adapter: Lora | None) -> Targets | None:
@@ -64,7 +74,13 @@ class Targets:
             return None
         given = adapter.target_modules
         names = None if given == "all-linear" else tuple(given)
-        return cls(adapter.rank, adapter.dropout > 0.0, names)
+        return cls(
+            adapter.rank,
+            adapter.dropout > 0.0,
+            names,
+            adapter.kind == "dora",
+            frozen_bytes_of(adapter),
+        )
 
     def include(self, name: str) -> bool:
         if self.names is None:
@@ -77,36 +93,74 @@ class Targets:
         return not any("layers." in one or one[:1].isdigit() for one in self.names or ())
 
 
+def frozen_bytes_of(adapter: Lora | None) -> int:
+    """Return the number of bytes per element in which the weights that are not trained are held."""
+    return 2 if adapter is not None and adapter.base_precision == "bf16" else FP32
+
+
 class _BaseTrace:
     def __init__(
         self,
         shape: BaseShape,
         targets: Targets | None,
         rows: TokenRows,
+        method: str,
         *,
         half: bool,
         on_gpu: bool,
     ) -> None:
         self.trace = OpTrace(cast_bytes=2 if half else 0)
-        self.shape, self.targets, self.rows = shape, targets, rows
+        self.shape, self.targets, self.rows, self.method = shape, targets, rows, method
         self.low = 2 if half else FP32
-        self.stream = rows.stream
+        self.frozen = min(rows.weight_bytes, FP32 if targets is None else targets.frozen_bytes)
+        # Values between layers have the type of the embedding.
+        self.stream = rows.weight_bytes if targets is None else self.frozen
         self.on_gpu = on_gpu
+        self.is_reference = False
+        """Whether the reference of dpo is computed, without gradients."""
         self.positions = float(rows.count * rows.length)
         self.has_mask = rows.is_mixed or (shape.window is not None and rows.length > shape.window)
 
     def record(self) -> OpTrace:
-        trace, shape = self.trace, self.shape
-        trace.begin(is_block=False)
+        if self.method == "dpo":
+            self.is_reference = True
+            self._pass()
+            self.is_reference = False
+        self._pass()
+        return self.trace
+
+    @property
+    def _trains_base(self) -> bool:
+        return self.targets is None and not self.is_reference
+
+    @property
+    def _adapters(self) -> Targets | None:
+        """The adapters that are in use. The reference of a model with adapters is its base."""
+        return None if self.is_reference else self.targets
+
+    def _pass(self) -> None:
+        shape = self.shape
+        self._begin(is_block=False)
         hidden = self._embedded()
         is_alike = self.targets is None or self.targets.are_alike
         layers = alike(shape.num_layers) if is_alike else [1] * shape.num_layers
         for number, times in enumerate(layers):
-            trace.begin(is_block=True, times=times)
+            self._begin(is_block=True, times=times)
             hidden = self._block(hidden, f"model.layers.{number}")
-        trace.begin(is_block=False)
-        self._scored(hidden)
-        return trace
+        self._begin(is_block=False)
+        normed = self._normed(hidden, shape.width)
+        if self.method == "reward":
+            self._rewarded(normed)
+        else:
+            self._scored(normed)
+
+    def _begin(self, *, is_block: bool, times: int = 1) -> None:
+        self.trace.begin(
+            is_block=is_block,
+            times=times,
+            is_forward_only=self.is_reference,
+            is_repeated=self.is_reference and self.targets is not None,
+        )
 
     def _embedded(self) -> TraceValue:
         trace, shape = self.trace, self.shape
@@ -116,7 +170,7 @@ class _BaseTrace:
         if self.has_mask:
             shared += shape.num_rotations * self.rows.count * self.rows.length**2
         count = self.positions * shape.width
-        trained = self.targets is None
+        trained = self._trains_base
         weights = float(shape.vocabulary * shape.width)
         tensor = trace.add(
             [ids],
@@ -180,9 +234,16 @@ class _BaseTrace:
             mixed = self._made([mixed], mixed.count, mixed.width)
         return self._linear(mixed, of_heads, width, f"{name}.o_proj", shape.out_bias)
 
-    def _scored(self, hidden: TraceValue) -> None:
+    def _rewarded(self, normed: TraceValue) -> None:
+        """Add the new output layer, whose values are the rewards."""
+        width = float(self.shape.width)
+        rewards = self._product(normed, 1, width, width, width, trained=True)
+        if rewards.width < FP32:
+            rewards = self._made([rewards], rewards.count, FP32)
+        self.trace.add([rewards.tensor], FP32)
+
+    def _scored(self, normed: TraceValue) -> None:
         trace, shape = self.trace, self.shape
-        normed = self._normed(hidden, shape.width)
         logits = self._linear(
             normed, shape.width, shape.vocabulary, HEAD, False, is_tied=shape.is_tied
         )
@@ -234,7 +295,7 @@ class _BaseTrace:
 
     def _normed(self, value: TraceValue, width: int) -> TraceValue:
         """Add a root mean square norm, which is computed in fp32 one operation at a time."""
-        trained = self.targets is None
+        trained = self._trains_base
         if value.width < FP32:
             value = self._made([value], value.count, FP32)
         size = value.count * FP32
@@ -281,21 +342,71 @@ class _BaseTrace:
         weights = float(rows * columns)
         elements = weights + columns * has_bias
         held = 0.0 if is_tied else elements
-        trained = self.targets is None
+        trained = self._trains_base
         result = self._product(inputs, columns, elements, held, weights, trained=trained)
-        if self.targets is None or not self.targets.include(name):
+        adapters = self._adapters
+        if adapters is None or not adapters.include(name):
             return result
-        rank = self.targets.rank
-        if self.targets.has_dropout:
+        if inputs.width < self.rows.weight_bytes:  # peft converts it to the adapter's type
+            inputs = self._made([inputs], inputs.count, self.rows.weight_bytes)
+        if adapters.has_dropout:
             inputs = self._made(
                 [inputs], inputs.count, inputs.width, own_bytes=inputs.count * inputs.width
             )
-        down = float(rows * rank)
-        middle = self._product(inputs, rank, down, down, down, trained=True)
-        up = float(rank * columns)
-        change = self._product(middle, columns, up, up, up, trained=True)
+        if adapters.is_dora:
+            return self._rescaled(inputs, result, rows, columns, adapters, has_bias=has_bias)
+        change = self._change(inputs, rows, columns, adapters.rank)
         change = self._made([change], change.count, change.width)  # multiplied by alpha / rank
         return self._made([result, change], result.count, result.width, passes_on=True)
+
+    def _change(self, inputs: TraceValue, rows: int, columns: int, rank: int) -> TraceValue:
+        """Add the product of the inputs and both matrices of an adapter."""
+        down, up = float(rows * rank), float(rank * columns)
+        middle = self._product(inputs, rank, down, down, down, trained=True)
+        return self._product(middle, columns, up, up, up, trained=True)
+
+    def _rescaled(
+        self,
+        inputs: TraceValue,
+        result: TraceValue,
+        rows: int,
+        columns: int,
+        adapters: Targets,
+        *,
+        has_bias: bool,
+    ) -> TraceValue:
+        """Add the sum of DoRA: both products, each multiplied by the trained length of a row of the
+        weights divided by the current length (`peft.tuners.lora.dora`)."""
+        width, weights = self.rows.weight_bytes, float(rows * columns)
+        merged = self._merged(rows, columns, width)
+        change = self._change(inputs, rows, columns, adapters.rank)
+        base = result
+        if adapters.has_dropout:  # the result without dropout can't be used
+            inputs = self._lowered(inputs)
+            flops = 2.0 * self.positions * weights
+            count = self.positions * columns
+            base = self._made(
+                *([inputs], count, self.low), cast=weights, is_costly=True, flops=flops
+            )
+        elif has_bias:
+            base = self._made([result], result.count, max(self.low, self.frozen))
+        base = self._made([base], base.count, width, saves=[base], parameters=float(columns))
+        change = self._made([change], change.count, width, saves=[change])
+        change = self._made([change], change.count, width)  # multiplied by alpha / rank
+        total = self._made([base, change, merged], base.count, width, passes_on=True)
+        total = self._made([result, total], total.count, width, passes_on=True)
+        return self._made([total], total.count, self.low) if self.low < width else total
+
+    def _merged(self, rows: int, columns: int, width: int) -> TraceValue:
+        """Add what peft keeps until the end of DoRA's layer: the product of the adapter's matrices,
+        which it computes from an identity matrix, and the base's weight in the adapter's type."""
+        square, size = float(rows * rows), float(rows * columns)
+        identity = square * min(self.low, width)
+        copies = width * (1 + (self.frozen < width))
+        kept = identity + size * copies
+        first = square * width + (square + size) * self.low
+        peak = max(first, kept + 2 * width * size)  # the sum whose lengths are computed
+        return self._made([], kept, 1, temporary_bytes=peak - kept)
 
     def _product(
         self,
@@ -309,6 +420,8 @@ class _BaseTrace:
     ) -> TraceValue:
         inputs = self._lowered(inputs)
         count = self.positions * columns
+        if not trained and self.frozen < FP32:
+            cast = 0.0  # the weights have 16 bits already
         return self._made(
             [inputs],
             count,

@@ -220,8 +220,12 @@ def _changes(spec: JobSpec, shapes: Shapes, *, divides: bool) -> Iterator[list[_
         yield kind({"checkpoint.in_memory": "auto"})
     yield kind({"train.optimizer.offload": True})
     yield kind({"train.optimizer.state_dtype": "bf16"})
-    if isinstance(spec.model, Pretrained) and spec.model.adapter is None:
-        yield kind({"model.adapter": "lora"})
+    if isinstance(spec.model, Pretrained):
+        if spec.model.adapter is None:
+            yield kind({"model.adapter": "lora"})
+        elif spec.model.adapter.base_precision == "fp32":
+            low = {"train.precision": "bf16"} if train.precision == "fp32" else {}
+            yield kind({**low, "model.adapter.base_precision": "bf16"})
     least = {"train.micro_batch_size": 1, "train.recompute": "full"}
     yield kind(least)
     yield kind(*({**least, "parallel.shard": n} for n in shards))

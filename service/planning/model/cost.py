@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from dray.spec import Gpt, JobSpec, Parallel, Pretrained
+from dray.spec import Dpo, Gpt, JobSpec, Parallel, Pretrained
 from service.planning.model.memory import (
     elements_of,
-    frozen_elements_of,
+    frozen_bytes_of,
     pieces_of,
     traces_of,
 )
-from service.planning.model.op_trace import OpTrace
+from service.planning.model.op_trace import Op, OpTrace, Segment
 from service.planning.model.shapes import Shapes
 
 FP32 = 4
@@ -81,9 +82,10 @@ def step_time(spec: JobSpec, shapes: Shapes, machine: Machine) -> StepTime:
         speed *= spec.resources.cpus_per_worker
     samples = pieces.size * pieces.count
     divided = parallel.tensor * parallel.context * parallel.pipeline
-    forward = forward_flops(spec, shapes)
+    flops = sample_flops(spec, shapes)
     # The backward pass computes the gradients of the inputs and of the trained weights.
-    operations = (2.0 + AGAIN[spec.train.recompute]) * forward + weight_flops(spec, shapes, forward)
+    operations = (2.0 + AGAIN[spec.train.recompute]) * flops.forward + flops.weights
+    operations += flops.reference
     compute_s = operations * samples / divided / speed
     num_bytes, messages = sent(spec, shapes)
     send_s = num_bytes / machine.bandwidth_bytes_per_s + messages * machine.latency_s
@@ -92,29 +94,39 @@ def step_time(spec: JobSpec, shapes: Shapes, machine: Machine) -> StepTime:
     return StepTime(compute_s, send_s, bubble * compute_s)
 
 
-def forward_flops(spec: JobSpec, shapes: Shapes) -> float:
-    """Return the number of operations of one sample's forward pass, counting two operations for
-    each use of a weight."""
+class SampleFlops(NamedTuple):
+    """Numbers of operations for one sample, counting two operations for each use of a weight."""
+
+    forward: float
+    weights: float
+    """Operations that compute the gradients of the weights."""
+    reference: float = 0.0
+    """Operations of a forward pass for which no gradients are computed."""
+
+
+def sample_flops(spec: JobSpec, shapes: Shapes) -> SampleFlops:
     model = spec.model
     if isinstance(model, Gpt):
         length, width = model.context_length, model.width
         assert shapes.vocabulary is not None
         products = model.num_layers * 12 * width**2 + width * shapes.vocabulary
         attention = model.num_layers * 2 * length * width  # half of 4, because attention is causal
-        return length * (2.0 * products + attention)
+        forward = length * (2.0 * products + attention)
+        return SampleFlops(forward, forward)
     alone = spec.model_copy(update={"parallel": Parallel()})
     ((trace,),) = traces_of(alone, shapes, on_gpu=False)
-    return trace.count(lambda op: op.flops) / pieces_of(alone).size
+    size = pieces_of(alone).size
+    reference = trace.count(_flops, lambda segment: segment.is_forward_only) / size
+    forward = trace.count(_flops) / size - reference
+    if not isinstance(model, Pretrained):
+        return SampleFlops(forward, forward)
+    # A product with weights that are not trained saves no input.
+    weights = trace.count(lambda op: op.flops * bool(op.saved)) / size
+    return SampleFlops(forward, weights, reference)
 
 
-def weight_flops(spec: JobSpec, shapes: Shapes, forward: float) -> float:
-    """Return the number of operations that compute the gradients of one sample's weights.
-    `forward` is the number of operations of the forward pass."""
-    if not isinstance(spec.model, Pretrained):
-        return forward
-    alone = spec.model_copy(update={"parallel": Parallel()})
-    ((trace,),) = traces_of(alone, shapes, on_gpu=False)
-    return trace.count(lambda op: op.flops * (op.frozen == 0.0)) / pieces_of(alone).size
+def _flops(op: Op) -> float:
+    return op.flops
 
 
 def sent(spec: JobSpec, shapes: Shapes) -> tuple[float, float]:
@@ -136,11 +148,12 @@ def sent(spec: JobSpec, shapes: Shapes) -> tuple[float, float]:
     if holders > 1:
         gathers = 2 if parallel.zero == 3 else 1
         passes = pieces.count if parallel.pipeline == 1 else 1
-        frozen = FP32 * max(sum(map(frozen_elements_of, traces)) for traces in of_ranks)
-        gathered = (weights + frozen) / (2 if parallel.param_dtype != "fp32" else 1)
+        gathered = max(sum(_gathered(spec, trace) for trace in traces) for traces in of_ranks)
         reduced = weights / (2 if parallel.reduce_dtype != "fp32" else 1)
-        size += (gathers * passes * gathered + reduced) * (holders - 1) / holders
+        size += (passes * gathered + reduced) * (holders - 1) / holders
         messages += (gathers * passes + 1) * (layers + 1)
+        if isinstance(spec.method, Dpo):
+            messages += passes * layers
     if data > 1:
         size += 2 * (data - 1) / data * weights / holders
         messages += layers if spec.is_divided else 2
@@ -161,6 +174,25 @@ def sent(spec: JobSpec, shapes: Shapes) -> tuple[float, float]:
         size += 8 * layers * values / parallel.tensor * (parallel.context - 1) / parallel.context
         messages += 8 * layers * pieces.count
     return size, messages
+
+
+def _gathered(spec: JobSpec, trace: OpTrace) -> float:
+    """Return the bytes of the weights that FSDP2 gathers for a micro-batch."""
+    parallel = spec.parallel
+    gathers = 2 if parallel.zero == 3 else 1
+    trained = 2 if parallel.param_dtype != "fp32" else FP32
+    frozen = min(trained, frozen_bytes_of(spec))
+
+    def times(segment: Segment) -> int:
+        if segment.is_repeated and (gathers == 1 or not segment.is_block):
+            return 0  # gathered for the other segment with the same weights
+        return 1 if segment.is_forward_only and segment.is_block else gathers
+
+    def size(op: Op) -> float:
+        return trained * op.parameters + frozen * op.frozen
+
+    once = trace.count(size, lambda segment: times(segment) == 1)
+    return once + 2 * trace.count(size, lambda segment: times(segment) == 2)
 
 
 def weights_bytes(of_ranks: Iterable[Iterable[OpTrace]]) -> float:

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dray.spec import Gossip, Gpt, JobSpec, Parallel, Pretrained, Sft
+from dray.spec import AnyMethod, Gossip, Gpt, JobSpec, Parallel, Pretrained, Sft
 from service.planning.model import base_model, gpt, images
 from service.planning.model.memory_simulator import (
     FP32,
@@ -99,13 +99,16 @@ def traces_of(spec: JobSpec, shapes: Shapes, *, on_gpu: bool) -> list[list[OpTra
     def trace(stage: int) -> OpTrace:
         if isinstance(model, Pretrained):
             assert shapes.base is not None
-            assert isinstance(spec.method, Sft)  # `shapes_of` refuses the other methods
-            is_mixed = size > 1 or spec.method.packing
-            length = shapes.length or spec.method.max_length
+            method = spec.method
+            assert method is not None
+            count = size * rows_of(method)
+            is_mixed = count > 1 or (isinstance(method, Sft) and method.packing)
+            length = shapes.length or method.max_length
             is_low = parallel.is_sharded and parallel.param_dtype != "fp32"
-            rows = base_model.TokenRows(size, length, is_mixed, 2 if is_low else FP32)
+            rows = base_model.TokenRows(count, length, is_mixed, 2 if is_low else FP32)
             targets = base_model.Targets.of(model.adapter)
-            return base_model.record(shapes.base, targets, rows, half=half, on_gpu=on_gpu)
+            how = {"half": half, "on_gpu": on_gpu}
+            return base_model.record(shapes.base, targets, rows, method.name, **how)
         if not isinstance(model, Gpt):
             at = (stage, num_stages)
             return images.record(spec, shapes, size, half=half, on_gpu=on_gpu, stage=at)
@@ -126,6 +129,11 @@ def traces_of(spec: JobSpec, shapes: Shapes, *, on_gpu: bool) -> list[list[OpTra
         [trace(at + n * parallel.pipeline) for n in range(per_rank)]
         for at in range(parallel.pipeline)
     ]
+
+
+def rows_of(method: AnyMethod) -> int:
+    """Return the number of rows of a sample: a row for each answer of a preference pair."""
+    return 1 if isinstance(method, Sft) else 2
 
 
 def _first_of(total: int, number: int, count: int) -> int:
@@ -156,7 +164,7 @@ class Held(NamedTuple):
 def _held(spec: JobSpec, traces: list[OpTrace]) -> Held:
     holders = spec.parallel.shard * spec.parallel.context
     weights = FP32 * sum(elements_of(trace) for trace in traces)
-    frozen = FP32 * sum(frozen_elements_of(trace) for trace in traces)
+    frozen = frozen_bytes_of(spec) * sum(frozen_elements_of(trace) for trace in traces)
     stepped, largest = weights / holders, FP32 * _largest(traces)
     if _shares_optimizer_alone(spec.parallel):  # complete parameters are assigned to ranks
         stepped, holders = max(stepped, largest), 1
@@ -199,6 +207,7 @@ def _of_rank(spec: JobSpec, traces: list[OpTrace], at: int) -> Memory:
         gathers_again=parallel.zero == 3 and holders > 1,
         adds_to_gradients=adds,
         weight_bytes=2 if parallel.param_dtype != "fp32" else FP32,
+        frozen_bytes=2 if parallel.param_dtype != "fp32" else frozen_bytes_of(spec),
         reduce_bytes=2 if parallel.reduce_dtype != "fp32" else FP32,
         keeps_casts=parallel.pipeline > 1,
     )
@@ -351,7 +360,14 @@ def elements_of(trace: OpTrace) -> float:
 
 def frozen_elements_of(trace: OpTrace) -> float:
     """Return the number of elements of the weights that are not trained."""
-    return trace.count(lambda op: op.frozen)
+    return trace.count(lambda op: op.frozen, lambda segment: not segment.is_repeated)
+
+
+def frozen_bytes_of(spec: JobSpec) -> int:
+    """Return the number of bytes per element in which the ranks hold weights that are not
+    trained."""
+    model = spec.model
+    return base_model.frozen_bytes_of(model.adapter) if isinstance(model, Pretrained) else FP32
 
 
 def _states(spec: JobSpec) -> float:

@@ -38,6 +38,8 @@ class MemorySimulation:
     """Whether gradients of earlier micro-batches already exist."""
     weight_bytes: int = FP32
     """SCATTERED: bytes per element of the gathered weights and of their gradients."""
+    frozen_bytes: int = FP32
+    """SCATTERED: bytes per element of the gathered weights that are not trained."""
     reduce_bytes: int = FP32
     """SCATTERED: bytes per element of the sent gradients."""
     keeps_casts: bool = False
@@ -100,6 +102,8 @@ class _Simulator:
         if self._is_sharded and self.how.gathers_again:
             self.memory.take(self._root_weights())
         for number in reversed(range(len(segments))):
+            if segments[number].is_forward_only:
+                break
             now = self.memory.now
             self._backward(segments[number], segments[number - 1] if number else None)
             self.memory.now += (segments[number].times - 1) * (self.memory.now - now)
@@ -109,6 +113,8 @@ class _Simulator:
 
     def _forward(self, segment: Segment) -> None:
         own = self._weights(segment) if segment.is_block else 0.0
+        if segment.is_repeated and not self.how.gathers_again:
+            own = 0.0  # counted when the other segment is gathered, which ends later
         if own and self._is_sharded:
             # The buffer of the previous block is freed after the buffer of this block is allocated.
             buffer = own if self.how.holders > 1 else 0.0
@@ -116,9 +122,12 @@ class _Simulator:
             self.memory.free(self._buffer)
             self._buffer = buffer
             self._gather(own, keeps=not self.how.gathers_again)
-        keeps = segment.is_block and self.how.recompute != "none"
+        keeps = segment.is_block and self.how.recompute != "none" and not segment.is_forward_only
         for op in segment.ops:
-            self._do(op, saves=not keeps)
+            if segment.is_forward_only:
+                self._do_alone(op)
+            else:
+                self._do(op, saves=not keeps)
             if keeps and self.how.recompute == "selective" and op.is_costly:
                 self.memory.hold((op.output,))
                 self.memory.take(op.own_bytes)
@@ -151,7 +160,8 @@ class _Simulator:
 
     def _weights(self, segment: Segment) -> float:
         """Return the bytes of all weights of a segment."""
-        return self.how.weight_bytes * sum(op.parameters + op.frozen for op in segment.ops)
+        trained, frozen = self.how.weight_bytes, self.how.frozen_bytes
+        return sum(trained * op.parameters + frozen * op.frozen for op in segment.ops)
 
     def _trained(self, segment: Segment) -> float:
         """Return the number of elements of a segment's trained weights."""
@@ -163,17 +173,29 @@ class _Simulator:
         return op.cast * self.trace.cast_bytes if self.how.weight_bytes == FP32 else 0.0
 
     def _root_weights(self) -> float:
-        return sum(self._weights(each) for each in self.trace.segments if not each.is_block)
+        return sum(
+            self._weights(each)
+            for each in self.trace.segments
+            if not each.is_block and not each.is_repeated
+        )
 
     def _gather(self, size: float, *, keeps: bool) -> None:
         if self._is_sharded:
             self.memory.take(size)
             self.gathered += size if keeps and not self.how.gathers_again else 0.0
 
+    def _do_alone(self, op: Op) -> None:
+        """Do an operation whose result needs no gradient."""
+        cast = self._cast_bytes(op)
+        self.memory.take(cast)
+        self.memory.hold((op.output,))
+        self.memory.touch(op.temporary_bytes + op.own_bytes)
+        self.memory.free(cast)
+
     def _do(self, op: Op, *, saves: bool) -> None:
         memory = self.memory
         cast = self._cast_bytes(op)
-        is_cached = not op.frozen  # autocast caches only the copies of trained weights
+        is_cached = op.parameters > 0  # autocast caches only the copies of trained weights
         if not self.how.keeps_casts:
             memory.take(cast)
             if is_cached and not saves and cast:
@@ -218,11 +240,12 @@ class _Simulator:
                 size = trace.gradient_bytes[tensor]
                 memory.take(size)
                 self._give(tensor, [size, 1])
-        memory.touch(op.temporary_bytes + self._cast_bytes(op))
+        if trace.wants_gradient(op.output):
+            memory.touch(op.temporary_bytes + self._cast_bytes(op))
         self._keep_gradient(self.how.weight_bytes * op.parameters)
         memory.release(op.saved)
         memory.free(op.own_bytes)
-        if not self.how.keeps_casts and (not op.frozen or trace.wants_gradient(op.output)):
+        if not self.how.keeps_casts and trace.wants_gradient(op.output):
             memory.free(self._cast_bytes(op))
         self._drop(coming)
 

@@ -46,6 +46,10 @@ class Segment:
     is_block: bool = False
     times: int = 1
     """Number of equal consecutive segments that this segment represents."""
+    is_forward_only: bool = False
+    """Whether no gradients are computed, so that nothing is kept for a backward pass."""
+    is_repeated: bool = False
+    """Whether other segments have the same weights, which are counted there."""
 
 
 class OpTrace:
@@ -62,17 +66,33 @@ class OpTrace:
         self._storage: list[int] = []
         self._wants_gradient: list[bool] = []
 
-    def begin(self, *, is_block: bool, times: int = 1) -> None:
-        """Start a segment.
+    def begin(
+        self,
+        *,
+        is_block: bool,
+        times: int = 1,
+        is_forward_only: bool = False,
+        is_repeated: bool = False,
+    ) -> None:
+        """Start a segment. Segments without gradients come before the other segments.
 
         A segment with `times` above 1 must be between two segments that are equal to it. Each
         repetition adds the same amount of memory, so memory peaks in one of these two neighbours.
         """
-        self.segments.append(Segment(is_block=is_block, times=times))
+        self.segments.append(
+            Segment(
+                is_block=is_block,
+                times=times,
+                is_forward_only=is_forward_only,
+                is_repeated=is_repeated,
+            )
+        )
 
-    def count(self, of: Callable[[Op], float]) -> float:
-        """Return the sum of `of` over all operations."""
-        return sum(each.times * sum(map(of, each.ops)) for each in self.segments)
+    def count(
+        self, of: Callable[[Op], float], among: Callable[[Segment], bool] = lambda _: True
+    ) -> float:
+        """Return the sum of `of` over all operations of the segments that `among` selects."""
+        return sum(each.times * sum(map(of, each.ops)) for each in self.segments if among(each))
 
     def given(
         self, size: float, *, wants_gradient: bool = False, gradient: float | None = None

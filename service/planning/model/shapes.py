@@ -6,16 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dray.spec import Gpt, Imported, JobSpec, ParameterServer, Pretrained
+from dray.spec import Gpt, Imported, JobSpec, ParameterServer, Pretrained, Sft
 from service.domain.init_from.weights import SKLEARN
 from service.planning.model.base_shapes import BaseShape, base_shape
 from service.planning.model.unknown import Unknown
 
 BYTES = 256
 CLASSES = 10
-METHODS: frozenset[str] = frozenset({"sft"})
-ADAPTERS: frozenset[str | None] = frozenset({None, "lora"})
-"""The methods and adapters of fine-tuning that the planner knows."""
 
 
 @dataclass(frozen=True)
@@ -86,20 +83,16 @@ def shapes_of(
 
 def _of_base(spec: JobSpec, model: Pretrained, config: Mapping[str, Any] | None) -> Shapes:
     assert spec.method is not None
-    kind = None if model.adapter is None else model.adapter.kind
-    if spec.method.name not in METHODS or kind not in ADAPTERS:
-        unknown = spec.method.name if spec.method.name not in METHODS else kind
-        raise Unknown(f"the planner can't estimate the memory and the step time of {unknown}")
-    held = "fp32" if model.adapter is None else model.adapter.base_precision
-    if held != "fp32":
-        raise Unknown(f"the planner can't estimate the memory of a base held in {held}")
+    if model.adapter is not None and model.adapter.base_precision == "nf4":
+        raise Unknown("the planner can't estimate the memory of a base held in nf4")
     if config is None:
         raise Unknown(
             f"the server can't read config.json in {model.base}, which determines the sizes of the "
             "base. The server reads regular files, but not links, and only in folders on its own "
             "machine (file://) that jobs may read"
         )
-    assumed = f"every row has {spec.method.max_length:,} tokens (method.max_length)"
+    rows = "row has" if isinstance(spec.method, Sft) else "answer, together with its prompt, has"
+    assumed = f"every {rows} {spec.method.max_length:,} tokens (method.max_length)"
     return Shapes(base=base_shape(config), assumed=(assumed,))
 
 

@@ -100,6 +100,12 @@ def test_a_mixture_is_known_by_its_sources_and_repeats(home: Path, tmp_path: Pat
     works[3].write_results(works[3].model, {}, 1, tmp_path)
     card = (tmp_path / "README.md").read_text()
     assert f"| data | `{one}`, `{other}` |" in card
+    assert "validation data" not in card
+    works[6].write_results(works[6].model, {}, 1, tmp_path)
+    assert (
+        f"| data | `{one}` |\n| validation data | `{other}` |"
+        in (tmp_path / "README.md").read_text()
+    )
 
 
 def test_sources_without_a_split_are_divided_together(home: Path) -> None:

@@ -19,6 +19,7 @@ def test_the_exported_names_are_these() -> None:
         "errors",
         "load",
         "load_spec",
+        "preview",
         "validate",
     ]
 

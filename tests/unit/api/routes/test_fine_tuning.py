@@ -10,8 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
+from dray.spec import JobSpec
 from tests.unit.api.matrix import TOKEN
 from tests.unit.api.serving import serving
+from tests.unit.service.planning.tuning_documents import changed
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 2048}
 
@@ -108,6 +110,52 @@ def test_a_base_whose_weights_cannot_fit_is_refused(http: httpx.Client, base: Pa
     assert (answer.status_code, answer.json()["code"]) == (422, "out_of_memory"), answer.text
     assert answer.json()["hint"].startswith("it fits with ")
     assert http.post("/v1/jobs", json=job(base, resources={"memory_bytes": "12GiB"})).is_success
+
+
+METHODS: dict[str, tuple[str, Any]] = {
+    "dpo, all weights": ("dpo", None),
+    "dpo, DoRA": ("dpo", "dora"),
+    "reward": ("reward", None),
+    "sft, bf16": ("sft", {"kind": "lora", "base_precision": "bf16"}),
+}
+
+
+@pytest.mark.parametrize("case", METHODS)
+def test_every_method_is_planned_refused_and_divided(
+    http: httpx.Client, base: Path, case: str
+) -> None:
+    """The change that a refusal names is accepted, and its plan fits."""
+    (base / "config.json").write_text(json.dumps(LARGE))
+    method, adapter = METHODS[case]
+    given = {
+        **job(base, model={"base": base.as_uri(), "adapter": adapter}),
+        "method": {"name": method, "max_length": 256},
+        "train": {"global_batch_size": 2, "precision": "bf16", "recompute": "full"},
+    }
+    given["resources"] = {"num_workers": 2}
+    replicas = memory_of_replicas(http, given)
+    held = memory_of_replicas(http, {**given, "method": {"name": method, "max_length": 2}})
+    resources = {"num_workers": 2, "memory_bytes": int(0.8 * held)}
+    refused = http.post("/v1/jobs", json={**given, "resources": resources})
+    assert (refused.status_code, refused.json()["code"]) == (422, "out_of_memory"), refused.text
+    spec = JobSpec.model_validate({**given, "resources": resources})
+    new = changed(spec, refused.json()["hint"].removeprefix("it fits with "))
+    document = new.model_dump(mode="json", exclude_defaults=True, exclude={"parallel"})
+    document["parallel"] = new.parallel.model_dump(mode="json")
+    answer = http.post("/v1/jobs", json=document)
+    assert answer.status_code == 201, answer.text
+    assert http.post("/v1/plan", json=document).json()["chosen"] is not None
+    resources["memory_bytes"] = replicas - 1
+    answer = http.post("/v1/jobs", json={**given, "resources": resources, "parallel": "auto"})
+    assert answer.json()["spec"]["parallel"]["shard"] == 2, answer.text
+
+
+def memory_of_replicas(http: httpx.Client, document: dict[str, Any]) -> int:
+    answer = http.post("/v1/plan", json=document)
+    assert answer.status_code == 200, answer.text
+    (found,) = (one for one in answer.json()["meshes"] if one["name"] == "data 2")
+    total: int = found["memory"]["total_bytes"]
+    return total
 
 
 @pytest.mark.parametrize("elsewhere", ["file:///nowhere/base", "s3://bucket/base"])

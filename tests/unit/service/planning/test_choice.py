@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 from typing import Any
 
 import pytest
-import yaml
 
 from dray.spec import JobSpec
 from service.planning.model.choice import plan_of
@@ -16,6 +13,7 @@ from service.planning.model.memory import memory_of
 from service.planning.model.meshes import meshes, name_of
 from service.planning.model.shapes import shapes_of
 from service.planning.model.unknown import Unknown
+from tests.unit.service.planning.tuning_documents import changed
 
 MODEL = {"name": "gpt", "num_layers": 4, "num_heads": 4, "width": 256, "context_length": 64}
 
@@ -203,14 +201,7 @@ def test_whatever_is_named_as_a_help_does_help(given: dict[str, Any], part: floa
     available = int(part * memory_of(spec, shapes).total)
     change = plan_of(spec, shapes, CPU, available, all_of_them=False).change
     assert change is not None
-    document = spec.model_dump(mode="json")
-    for each in change.split(" with "):
-        path, value = each.split(" ")
-        *outer, field = path.split(".")
-        place = functools.reduce(operator.getitem, outer, document)
-        place[field] = yaml.safe_load(value)
-    changed = JobSpec.model_validate(document)
-    assert memory_of(changed, shapes).total <= available
+    assert memory_of(changed(spec, change), shapes).total <= available
 
 
 @pytest.mark.parametrize(
