@@ -52,6 +52,8 @@ JOB: Mapping[str, Any] = {
     "spec": {"version": 1, **DOCUMENT},
     "array_id": None,
     "array_index": None,
+    "variant": None,
+    "colour": 4,
     "schedule_id": SCHEDULE_ID,
     "scheduled_at": "2026-11-21T09:45:00+01:00",
     "attempt": 1,

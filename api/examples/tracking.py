@@ -19,6 +19,10 @@ def compared(job_id: str) -> Mapping[str, Any]:
     return {
         **{name: JOB[name] for name in ("name", "owner", "world_size", "created_at", "goodput")},
         "id": job_id,
+        "variant": None,
+        "colour": None,
+        "array_id": None,
+        "labels": {"team": "vision", "experiment": "digits"},
         "state": "SUCCEEDED",
         "experiment": "digits",
         "tags": ["good"] if job_id == JOB_ID else [],
@@ -107,6 +111,7 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
     "Annotations": {
         "tags": ["good"],
         "notes": "Best so far.",
+        "colour": 4,
         "revision": 3,
         "updated_at": STEPPED,
         "updated_by": "ann",

@@ -118,6 +118,12 @@ class Job(View):
     """Id of the job's array. Unset, like `array_index`, if the job is not part of an array."""
     array_index: int | None = None
     """Index of the job in its array, starting at 0."""
+    variant: str | None = None
+    """What distinguishes the job from the other jobs of its array: its index and, for a trial, the
+    parameters that differ between the trials, such as `#3 lr 0.01, width 32`."""
+    colour: int | None = None
+    """Number of the colour in which the web page draws the job's curves, from 0 to 19; unset unless
+    a user has chosen one."""
     schedule_id: str | None = None
     """Id of the schedule that submitted the job. Unset, like `scheduled_at`, for other jobs."""
     scheduled_at: datetime | None = None
@@ -154,6 +160,11 @@ class Job(View):
     that reports no steps."""
     finished_at: datetime | None = None
     links: Links
+
+    @property
+    def title(self) -> str:
+        """The job's name and, if the job belongs to an array, its `variant`."""
+        return f"{self.name} {self.variant}" if self.variant else self.name
 
 
 class JobPage(View):

@@ -10,11 +10,14 @@ from dray.views.jobs import Cost, Goodput, JobState
 
 
 class Annotations(View):
-    """Tags and notes of a job, which can be changed at any time."""
+    """Tags, notes and colour of a job, which can be changed at any time."""
 
     tags: list[str]
     notes: str
     """Notes in Markdown; empty if the job has none."""
+    colour: int | None = None
+    """Number of the colour in which the web page draws the job's curves, from 0 to 19; unset unless
+    a user has chosen one."""
     revision: int
     """Number of changes so far; also the ETag of the response."""
     updated_at: datetime | None
@@ -36,6 +39,13 @@ class FinalMetric(View):
 class ComparedJob(View):
     id: str
     name: str
+    variant: str | None = None
+    """What distinguishes the job from the other jobs of its array (see `Job.variant`)."""
+    colour: int | None = None
+    """Number of the colour that a user has chosen for the job (see `Job.colour`)."""
+    array_id: str | None = None
+    """Id of the job's array or sweep."""
+    labels: dict[str, str] = {}
     owner: str
     state: JobState
     experiment: str | None

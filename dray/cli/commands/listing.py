@@ -133,26 +133,26 @@ def _show(jobs: list[Job], metric: str | None, arrays: Mapping[str, JobArray]) -
     def row(j: Job) -> tuple[object, ...]:
         array = arrays.get(j.array_id or "")
         if array is None:
-            about = (j.id, j.name, j.state, j.position, steps(j), _metric(j, metric))
+            about = (j.id, j.name, j.variant, j.state, j.position, steps(j), _metric(j, metric))
             tags = ", ".join(j.tags) or None
             return (*about, *asked(j), j.attempt, tags, age(j.created_at), j.reason.message)
         running = f", {array.max_running} at a time" if array.max_running else ""
         what = "trial" if array.is_sweep else "job"
         size = f"{array.size} {what}{'' if array.size == 1 else 's'}{running}"
         nothing = (None, None, None)
-        created = age(array.created_at)
-        return (array.id, array.name, array.state, *nothing, *asked(j), None, None, created, size)
+        created = (None, None, age(array.created_at))
+        return (array.id, array.name, None, array.state, *nothing, *asked(j), *created, size)
 
     table(
         (
-            *("ID", "NAME", "STATE", "PLACE", "STEP", "METRIC", "WORKERS", "PRIORITY", "QUEUE"),
-            *("ATTEMPT", "TAGS", "CREATED", "REASON"),
+            *("ID", "NAME", "VARIANT", "STATE", "PLACE", "STEP", "METRIC", "WORKERS", "PRIORITY"),
+            *("QUEUE", "ATTEMPT", "TAGS", "CREATED", "REASON"),
         ),
         map(row, jobs),
-        flexible=("NAME", "TAGS", "REASON"),
+        flexible=("NAME", "VARIANT", "TAGS", "REASON"),
         optional=(
             *("ATTEMPT", "QUEUE", "CREATED", "PRIORITY", "WORKERS", "TAGS", "METRIC", "PLACE"),
-            *("STEP", "REASON"),
+            *("STEP", "REASON", "VARIANT"),
         ),
         shorter={"ID": shortest_prefixes},
     )

@@ -147,6 +147,9 @@ class JobRow(Base):
     """Maximum number of the array's jobs that can have slots at the same time; unset if there is no
     limit."""
 
+    colour: Mapped[int | None]
+    """Number of the colour of the job's curves; unset unless a user has chosen one."""
+
     schedule_id: Mapped[str | None] = mapped_column(String(64))
     """Id of the schedule that submitted the job; unset, like `scheduled_at`, for other jobs."""
     scheduled_at: Mapped[str | None] = mapped_column(String(32))
