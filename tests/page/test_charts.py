@@ -49,7 +49,7 @@ def tool(page: Page, name: str, button: str) -> None:
 
 
 def headings(page: Page) -> list[str]:
-    return page.locator(".panel > h2 > span").all_inner_texts()
+    return page.locator(".panel-head h2").all_inner_texts()
 
 
 def called(page: Page, module: str, expression: str, *values: Any) -> Any:

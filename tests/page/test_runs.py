@@ -113,6 +113,7 @@ def test_colours_are_distinct_in_a_view_and_the_same_in_all(tab: Watched) -> Non
     assert found[2]["job-mine"] == found[4]["job-mine"] == 7
     assert len(set(found[2].values())) == 11
     assert set(found[3].values()) == set(range(NUM_COLOURS))
+    assert found[5] == found[0]
     page.reload()
     again = dict(page.evaluate(COLOURS, [module, [runs[:20]]])[0])
     assert len(set(again.values())) == NUM_COLOURS

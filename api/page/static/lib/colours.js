@@ -44,8 +44,7 @@ export function coloursOf(runs) {
     for (let n = 0; taken.has(at) && n < NUM_COLOURS; n += 1) at = (at + 1) % NUM_COLOURS;
     found.set(run.id, at);
     taken.add(at);
-    before.delete(run.id);
-    before.set(run.id, at);
+    if (!before.has(run.id)) before.set(run.id, at);
   }
   try {
     sessionStorage.setItem(KEPT, JSON.stringify([...before].slice(-MOST_KEPT)));

@@ -7,7 +7,7 @@ const MOST = 12;
 const FIELD = /(?:^|\(|\b(?:and|or|not)\s)\s*((?:(?:min|max|last|exists)\()?[\w./-]*)$/i;
 const OPERATOR = /(?:^|\(|\s)((?:min|max|last)\([\w./-]+\)|[\w./-]+)\s+([<>=!]*)$/;
 const VALUE = /([\w./-]+)\s*(?:=|!=)\s*(["']?)([\w./@-]*)$/;
-const COMPLETE = /(?:["')]|[\d]|\btrue|\bfalse|\btags)\s+(\w*)$/i;
+const COMPLETE = /(?:[<>=]\s*[^\s"'()]+|["')]|\btags)\s+(\w*)$/i;
 
 const quoted = (text) => `"${text.replace(/["\\]/g, '\\$&')}"`;
 const starting = (words, typed) => {

@@ -90,7 +90,7 @@ export function Panel({ panel: { name, keys, members }, options, metrics, childr
   };
   const remove = () => adjust({ chart: written(together.filter((one) => one.join(', ') !== name)), pin: pins.filter((other) => other !== name) });
   return html`<section class="panel" ref=${box} aria-label=${name}>
-    <h2 class="minor"><span>${name}</span><${Menu} label=${`Tools of ${name}`}>
+    <div class="panel-head"><h2 class="minor">${name}</h2><${Menu} label=${`Tools of ${name}`}>
       <button onClick=${() => adjust({ pin: at < 0 ? [...pins, name] : pins.filter((other) => other !== name) })}>${at < 0 ? 'Pin to the top' : 'Unpin'}</button>
       ${at > 0 && html`<button onClick=${() => move(-1)}>Move forward</button>`}
       ${at >= 0 && at < pins.length - 1 && html`<button onClick=${() => move(1)}>Move back</button>`}
@@ -98,7 +98,7 @@ export function Panel({ panel: { name, keys, members }, options, metrics, childr
       ${['PNG', 'SVG', 'CSV'].map((format) => html`<button key=${format} onClick=${() => saver.current?.(format.toLowerCase())}>Save as ${format}</button>`)}
       <${Limits} name=${name} limits=${limits} />
       ${others.length > 0 && html`<label>Add a metric <select value="" onChange=${(event) => { if (event.target.value) add(event.target.value); }}><option value="">choose …</option>${others.map((key) => html`<option key=${key} value=${key}>${key}</option>`)}</select></label>`}
-      ${keys && html`<button onClick=${remove}>Remove this chart</button>`}<//></h2>
+      ${keys && html`<button onClick=${remove}>Remove this chart</button>`}<//></div>
     <${Chart} ...${chart} log=${options.log} smooth=${options.smooth} kind=${options.kind} range=${options.range} yRange=${limits.get(name) ?? null} onZoom=${zoom} saver=${saver} title=${name} />
     ${children}</section>`;
 }

@@ -138,7 +138,7 @@ function Comparison({ params }) {
 // A job's row, which is marked while the reader points at its curve, and marks the curve.
 function Run({ run: job, isBaseline, isHidden, onToggle, onColour, onRemove }) {
   const isPointed = useStore(pointed) === job.id;
-  return html`<tr class=${`${isBaseline ? 'baseline' : ''} ${isPointed ? 'pointed' : ''} ${isHidden ? 'unseen' : ''}`} onPointerEnter=${() => pointed.set(job.id)} onPointerLeave=${() => pointed.set(null)} onFocusIn=${() => pointed.set(job.id)} onFocusOut=${() => pointed.set(null)}>
+  return html`<tr class=${`${isBaseline ? 'baseline' : ''} ${isPointed ? 'pointed' : ''} ${isHidden ? 'unseen' : ''}`} onPointerEnter=${() => pointed.set(job.id)} onPointerLeave=${() => pointed.set(null)} onFocusCapture=${() => pointed.set(job.id)} onBlurCapture=${() => pointed.set(null)}>
     <td class="look"><${Eye} name=${job.title} hidden=${isHidden} onToggle=${onToggle} /><${ColourPicker} jobId=${job.id} name=${job.title} n=${job.n} onChange=${onColour} /></td>
     <td><a href=${toJob(job.id)} title=${job.id}>${job.title}</a>${isBaseline && html` <strong class="note">baseline</strong>`} <${Tags} tags=${job.tags} /></td><td><${State} job=${job} /></td>
     <td>${job.experiment ?? '–'}</td><td class="num">${duration(job.waited_s)}</td><td class="num">${duration(job.ran_s)}</td>
