@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from dray import frames, views
 from dray._http.transport import Call, params, present, segment
@@ -85,15 +85,18 @@ class TrackingCalls(ReportCalls):
         add_tags: Sequence[str] | None = None,
         remove_tags: Sequence[str] | None = None,
         notes: str | None = None,
+        colour: int | Literal["auto"] | None = None,
         revision: int | None = None,
     ) -> views.Annotations:
-        """Add or remove tags of a job in any state, or replace its notes (Markdown). If `revision`
-        is given, as returned by `annotations`, raises AnnotationsChanged if the tags or notes have
-        changed since that revision."""
+        """Add or remove tags of a job in any state, or replace its notes (Markdown) or the colour
+        (0 to 19) of its curves on the web page. With the colour `auto`, the page chooses. If
+        `revision` is given, as returned by `annotations`, raises AnnotationsChanged if the tags,
+        the notes or the colour have changed since that revision."""
         changes = present(
             add_tags=add_tags and list(add_tags),
             remove_tags=remove_tags and list(remove_tags),
             notes=notes,
+            colour=colour,
         )
         headers = None if revision is None else {"If-Match": f'"{revision}"'}
         path = f"/v1/jobs/{segment(job_id)}/annotations"
