@@ -88,6 +88,23 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
         "complete": False,
     },
     "Comparison": COMPARISON,
+    "JobGroupPage": {
+        "items": [
+            {
+                "key": "digits",
+                "name": None,
+                "num_jobs": 3,
+                "num_values": 2,
+                "best": 0.93,
+                "best_job": JOB_ID,
+                "mean": 0.92,
+                "std": 0.0141,
+                "min": 0.91,
+                "max": 0.93,
+            }
+        ],
+        "next_cursor": None,
+    },
     "ExperimentPage": {"items": [EXPERIMENT], "next_cursor": None},
     "ExperimentSummary": {
         **EXPERIMENT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,12 +23,19 @@ from dray.cli.filters import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-    from dray.views import Job, JobArray
+    from dray.views import Job, JobArray, JobGroup
 
 _METRICS = ("val/accuracy", "val/dice", "val/r2", "val/perplexity", "val/loss", "train/loss")
 """Metrics to show if the job's document names none, in order of preference."""
+_NAMED = frozenset(
+    {
+        *("id", "name", "owner", "project", "queue", "state", "priority", "world_size", "array"),
+        *("created_at", "started_at", "finished_at", "duration", "cost", "tags", "experiment"),
+    }
+)
+"""Columns whose headings are in capital letters, unlike the names of parameters and metrics."""
 
 
 @app.command("ls")
@@ -64,6 +72,39 @@ def list_jobs(
     metric: Annotated[
         str | None, typer.Option(metavar="KEY", help="Show this metric, such as val/loss.")
     ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Sort by a column, such as best:val/accuracy, lr or cost; -COLUMN for descending "
+            "order.",
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMNS", help="Show these columns, such as name,lr,best:val/accuracy,cost."
+        ),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GROUP",
+            help="Show groups instead of jobs: sweep, experiment, user or label:KEY. With --sort, "
+            "each group's best value, mean and standard deviation.",
+        ),
+    ] = None,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="With --columns: print all jobs as CSV.")
+    ] = False,
+    parquet: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --columns: write all jobs to a Parquet file.",
+            dir_okay=False,
+        ),
+    ] = None,
     limit: Annotated[
         int, typer.Option("--limit", "-n", help="Maximum number of jobs.", min=1)
     ] = 50,
@@ -75,9 +116,10 @@ def list_jobs(
         bool, typer.Option("--brief", help="With --json: omit the documents.")
     ] = False,
 ) -> None:
-    """List jobs, newest first.
+    """List jobs, newest first or in the order of --sort.
 
-    An array is shown as one line with the number of its jobs in each state; --json lists each job.
+    An array is shown as one line with the number of its jobs in each state; --json, --sort and
+    --columns list each job.
     """
     from itertools import islice
 
@@ -85,8 +127,14 @@ def list_jobs(
 
     if brief and not as_json:
         raise typer.BadParameter("requires --json", param_hint="--brief")
+    is_export = as_csv or parquet is not None
+    if is_export:
+        _check_export(columns, as_csv, parquet, as_json)
+        everything = True
+    if sort is not None and columns is None:
+        columns = f"name,state,{sort.strip().removeprefix('-')},owner,created_at"
     with connect() as client:
-        found = client.jobs(
+        given = {
             **filters.arguments(
                 client,
                 state=state,
@@ -100,13 +148,25 @@ def list_jobs(
                 schedule=schedule,
                 reservation=reservation,
             ),
-            collapse_arrays=not (each or as_json or array),
-            created_after=moment(since, "--since"),
-            created_before=moment(until, "--until"),
-            where=where,
-            brief=brief,
-            page_size=500 if everything else min(limit + 1, 500),
+            "created_after": moment(since, "--since"),
+            "created_before": moment(until, "--until"),
+            "where": where,
+            "sort": sort,
+            "page_size": 500 if everything else min(limit + 1, 500),
+        }
+        if group is not None:
+            groups = client.groups(group, **given)
+            _show_groups(list(groups if everything else islice(groups, limit)), as_json)
+            return
+        found = client.jobs(
+            **given,
+            collapse_arrays=not (each or as_json or array or columns),
+            columns=None if columns is None else [columns],
+            brief=brief or (columns is not None and not as_json),
         )
+        if is_export and columns is not None:
+            _export(found, columns, parquet)
+            return
         jobs = list(found if everything else islice(found, limit + 1))
         more = not everything and len(jobs) > limit
         if more:
@@ -114,9 +174,13 @@ def list_jobs(
         if as_json:
             write_json(jobs)
             return
-        with_arrays = [] if each or array else [job.array_id for job in jobs if job.array_id]
+        is_flat = each or array or columns is not None
+        with_arrays = [] if is_flat else [job.array_id for job in jobs if job.array_id]
         arrays = {array_id: client.array(array_id) for array_id in with_arrays}
-    _show(jobs, metric, arrays)
+    if columns is None:
+        _show(jobs, metric, arrays)
+    else:
+        _show_columns(jobs, columns)
     if more:
         warn(f"only {limit} jobs are listed; use --all to list all jobs")
 
@@ -156,6 +220,68 @@ def _show(jobs: list[Job], metric: str | None, arrays: Mapping[str, JobArray]) -
         ),
         shorter={"ID": shortest_prefixes},
     )
+
+
+def _show_columns(jobs: list[Job], columns: str) -> None:
+    """Write a table with these columns. Metrics of jobs that have not ended can lag behind."""
+    from dray.cli.display.output import age, duration
+    from dray.cli.display.tables import shortest_prefixes, table
+
+    names = list(jobs[0].values) if jobs else columns.split(",")
+
+    def shown(job: Job, name: str) -> object:
+        value = job.values[name]
+        if value is not None and name == "duration":
+            return duration(value)
+        at = {"created_at": job.created_at, "started_at": job.started_at}.get(name)
+        return value if at is None else age(at)
+
+    rows = [
+        (job.id, *(shown(job, name) for name in names), job.values_as_of and age(job.values_as_of))
+        for job in jobs
+    ]
+    headings = ("ID", *(name.upper() if name in _NAMED else name for name in names))
+    table(
+        (*headings, "AS OF"),
+        rows,
+        flexible=("NAME", "TAGS"),
+        optional=("AS OF",),
+        shorter={"ID": shortest_prefixes},
+    )
+
+
+def _show_groups(groups: list[JobGroup], as_json: bool) -> None:
+    from dray.cli.display.tables import listing
+
+    listing(
+        groups,
+        as_json,
+        ("GROUP", "NAME", "JOBS", "VALUES", "BEST", "BEST JOB", "MEAN", "STD", "MIN", "MAX"),
+        lambda one: (
+            *(one.key, one.name, one.num_jobs, one.num_values, one.best, one.best_job),
+            *(one.mean, one.std, one.min, one.max),
+        ),
+        flexible=("GROUP", "NAME"),
+        optional=("NAME", "STD", "MIN", "MAX", "MEAN", "BEST JOB", "BEST", "VALUES"),
+    )
+
+
+def _check_export(columns: str | None, as_csv: bool, parquet: Path | None, as_json: bool) -> None:
+    option = "--csv" if as_csv else "--parquet"
+    if columns is None:
+        raise typer.BadParameter("requires --columns", param_hint=option)
+    if as_json or (as_csv and parquet is not None):
+        raise typer.BadParameter("--json, --csv and --parquet can't be combined")
+
+
+def _export(jobs: Iterator[Job], columns: str, parquet: Path | None) -> None:
+    """Write all jobs as CSV to standard output, or to a Parquet file."""
+    from dray.cli.display.exports import write_csv, write_parquet
+
+    if parquet is None:
+        write_csv(jobs, columns)
+    else:
+        write_parquet(list(jobs), parquet)
 
 
 def _metric(job: Job, wanted: str | None) -> str | None:
