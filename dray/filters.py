@@ -186,18 +186,21 @@ class JobTable(JobFilter):
     ] = None
 
 
+GroupedBy = Annotated[
+    str,
+    Field(
+        max_length=80,
+        pattern="^(sweep|experiment|user|label:.+)$",
+        description="How jobs are grouped: `sweep`, `experiment`, `user`, or `label:KEY` for the "
+        "values of a label.",
+    ),
+]
+
+
 class JobGroups(JobFilter):
     """Groups of the jobs of a list."""
 
-    by: Annotated[
-        str,
-        Field(
-            max_length=80,
-            pattern="^(sweep|experiment|user|label:.+)$",
-            description="How jobs are grouped: `sweep`, `experiment`, `user`, or `label:KEY` for "
-            "the values of a label.",
-        ),
-    ]
+    by: GroupedBy
     sort: Annotated[
         str | None,
         Field(

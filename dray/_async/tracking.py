@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dray import frames, views
 from dray._async.reports import ReportCalls
@@ -122,6 +122,41 @@ class TrackingCalls(ReportCalls):
         query = references.query_of(chosen)
         return self._items(views.JobGroupPage, "/v1/job-groups", query, page_size=page_size)
 
+    async def save_view(
+        self, name: str, *, view_project: str | None = None, **query: Any
+    ) -> views.SavedView:
+        """Save a list of jobs under a name, or replace your view with this name.
+
+        `query` has the arguments of `jobs`, and `group`, which has the values of `by` in `groups`.
+        view_project: the project that the view is for. Raises InvalidSearch or TooManyViews.
+        """
+        if "label" in query:
+            query["label"] = label_texts(query["label"])
+        if "state" in query:
+            query["state"] = states_of(query["state"])
+        if not isinstance(query.get("columns", ""), str):
+            query["columns"] = ",".join(query["columns"])
+        body = {"query": query, "project": view_project}
+        return await self._read(views.SavedView, Call.with_json("PUT", _view_path(name), body))
+
+    async def saved_view(self, name: str, *, owner: str | None = None) -> views.SavedView:
+        """Return your saved view, or the view of `owner`. Raises ViewNotFound."""
+        call = Call("GET", _view_path(name), params(owner=owner))
+        return await self._read(views.SavedView, call)
+
+    def saved_views(
+        self, *, owner: str | None = None, project: str | None = None, page_size: int = 100
+    ) -> AsyncGenerator[views.SavedView, None]:
+        """Yield the saved views of all users, or only of `owner` (`@me` for the caller) and
+        `project`, sorted by name and owner."""
+        query = params(owner=owner, project=project)
+        return self._items(views.SavedViewPage, "/v1/views", query, page_size=page_size)
+
+    async def delete_view(self, name: str, *, owner: str | None = None) -> None:
+        """Delete your saved view; admins can also delete the view of another `owner`. Raises
+        ViewNotFound or Forbidden."""
+        await self._send(Call("DELETE", _view_path(name), params(owner=owner)))
+
     def experiments(self, *, page_size: int = 100) -> AsyncGenerator[views.Experiment, None]:
         """Yield the experiments, which are the values of the label `experiment`, sorted by name."""
         return self._items(views.ExperimentPage, "/v1/experiments", page_size=page_size)
@@ -163,6 +198,10 @@ class TrackingCalls(ReportCalls):
         path = f"/v1/jobs/{segment(job_id)}/annotations"
         call = Call.with_json("PATCH", path, changes, headers=headers)
         return await self._read(views.Annotations, call)
+
+
+def _view_path(name: str) -> str:
+    return f"/v1/views/{segment(name)}"
 
 
 def _path(experiment: str) -> str:

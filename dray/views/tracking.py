@@ -164,3 +164,21 @@ class JobGroup(View):
 class JobGroupPage(View):
     items: list[JobGroup]
     next_cursor: str | None
+
+
+class SavedView(View):
+    """A list of jobs that a user saved under a name."""
+
+    name: str
+    owner: str
+    project: str | None
+    """The project that the view is for; null if the view is only for its owner."""
+    query: dict[str, Any]
+    """The filter of the list, and its `sort`, `columns` and `group`, as in the request; fields
+    with default values are left out."""
+    updated_at: datetime
+
+
+class SavedViewPage(View):
+    items: list[SavedView]
+    next_cursor: str | None

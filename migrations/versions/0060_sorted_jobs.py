@@ -1,5 +1,5 @@
-"""Values by which lists of jobs are sorted: best values of metrics, costs, running times, and named
-arguments of scripts."""
+"""Saved views, and values by which lists of jobs are sorted: best values of metrics, costs, running
+times, and named arguments of scripts."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def upgrade() -> None:
     _costs()
     _best_values()
     _parameters()
+    _saved_views()
 
 
 def _is_sqlite() -> bool:
@@ -124,6 +125,21 @@ def _parameters() -> None:
             rows = []
     if rows:
         connection.execute(insert, rows)
+
+
+def _saved_views() -> None:
+    op.create_table(
+        "saved_views",
+        sa.Column("owner", sa.String(255), nullable=False),
+        sa.Column("name", sa.String(64), nullable=False),
+        sa.Column("project", sa.String(255)),
+        sa.Column("query", sa.JSON(), nullable=False),
+        sa.Column("updated_at", UtcDateTime(), nullable=False),
+        sa.PrimaryKeyConstraint("owner", "name", name="pk_saved_views"),
+    )
+    op.create_index(
+        "ix_saved_views_project_name_owner", "saved_views", ["project", "name", "owner"]
+    )
 
 
 def _read(query: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -64,7 +64,7 @@ class JobGrouping:
         """
         scope = f"groups:{listing.digest(wanted, JobGroups)}"
         after = None if cursor is None else _position(decode_cursor(scope, cursor))
-        sort = None if wanted.sort is None else _numeric(wanted.sort)
+        sort = None if wanted.sort is None else numeric(wanted.sort)
         if not listing.can_match(wanted):
             return views.JobGroupPage(items=[], next_cursor=None)
 
@@ -112,7 +112,8 @@ def _grouped_by(by: str) -> repository.GroupedBy:
     return LabelField(EXPERIMENT if by == EXPERIMENT else by.removeprefix(LABEL))
 
 
-def _numeric(text: str) -> Sort:
+def numeric(text: str) -> Sort:
+    """Parse the column by which groups are compared. Raises InvalidSearch if it is not a number."""
     sort = parse_sort(text)
     if isinstance(sort.field, JobColumn | LabelField):
         raise InvalidSearch(

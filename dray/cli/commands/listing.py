@@ -23,19 +23,12 @@ from dray.cli.filters import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-    from dray.views import Job, JobArray, JobGroup
+    from dray.views import Job, JobArray
 
 _METRICS = ("val/accuracy", "val/dice", "val/r2", "val/perplexity", "val/loss", "train/loss")
 """Metrics to show if the job's document names none, in order of preference."""
-_NAMED = frozenset(
-    {
-        *("id", "name", "owner", "project", "queue", "state", "priority", "world_size", "array"),
-        *("created_at", "started_at", "finished_at", "duration", "cost", "tags", "experiment"),
-    }
-)
-"""Columns whose headings are in capital letters, unlike the names of parameters and metrics."""
 
 
 @app.command("ls")
@@ -105,6 +98,22 @@ def list_jobs(
             dir_okay=False,
         ),
     ] = None,
+    view: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VIEW",
+            help="Use the filter, order and columns of a saved view: NAME, or OWNER/NAME. Other "
+            "options replace those of the view.",
+        ),
+    ] = None,
+    save: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Save the filter, order and columns as a view (see `dray views`). With --project, "
+            "the view is for the project.",
+        ),
+    ] = None,
     limit: Annotated[
         int, typer.Option("--limit", "-n", help="Maximum number of jobs.", min=1)
     ] = 50,
@@ -123,16 +132,21 @@ def list_jobs(
     """
     from itertools import islice
 
+    from dray.cli.display import job_tables
     from dray.cli.display.output import warn, write_json
 
     if brief and not as_json:
         raise typer.BadParameter("requires --json", param_hint="--brief")
-    is_export = as_csv or parquet is not None
-    if is_export:
-        _check_export(columns, as_csv, parquet, as_json)
-        everything = True
-    if sort is not None and columns is None:
-        columns = f"name,state,{sort.strip().removeprefix('-')},owner,created_at"
+    shown = job_tables.Shown(
+        sort=sort,
+        columns=columns,
+        group=group,
+        as_csv=as_csv,
+        parquet=parquet,
+        as_json=as_json,
+        brief=brief,
+        limit=None if everything else limit,
+    )
     with connect() as client:
         given = {
             **filters.arguments(
@@ -151,22 +165,20 @@ def list_jobs(
             "created_after": moment(since, "--since"),
             "created_before": moment(until, "--until"),
             "where": where,
-            "sort": sort,
-            "page_size": 500 if everything else min(limit + 1, 500),
         }
-        if group is not None:
-            groups = client.groups(group, **given)
-            _show_groups(list(groups if everything else islice(groups, limit)), as_json)
+        if view is not None:
+            given, shown = job_tables.with_view(client, view, given, shown)
+        if save is not None:
+            job_tables.save(client, save, given, shown)
+        if shown.is_table:
+            job_tables.show(client, given, shown)
             return
         found = client.jobs(
             **given,
-            collapse_arrays=not (each or as_json or array or columns),
-            columns=None if columns is None else [columns],
-            brief=brief or (columns is not None and not as_json),
+            collapse_arrays=not (each or as_json or array),
+            brief=brief,
+            page_size=500 if everything else min(limit + 1, 500),
         )
-        if is_export and columns is not None:
-            _export(found, columns, parquet)
-            return
         jobs = list(found if everything else islice(found, limit + 1))
         more = not everything and len(jobs) > limit
         if more:
@@ -174,13 +186,9 @@ def list_jobs(
         if as_json:
             write_json(jobs)
             return
-        is_flat = each or array or columns is not None
-        with_arrays = [] if is_flat else [job.array_id for job in jobs if job.array_id]
+        with_arrays = [] if each or array else [job.array_id for job in jobs if job.array_id]
         arrays = {array_id: client.array(array_id) for array_id in with_arrays}
-    if columns is None:
-        _show(jobs, metric, arrays)
-    else:
-        _show_columns(jobs, columns)
+    _show(jobs, metric, arrays)
     if more:
         warn(f"only {limit} jobs are listed; use --all to list all jobs")
 
@@ -220,68 +228,6 @@ def _show(jobs: list[Job], metric: str | None, arrays: Mapping[str, JobArray]) -
         ),
         shorter={"ID": shortest_prefixes},
     )
-
-
-def _show_columns(jobs: list[Job], columns: str) -> None:
-    """Write a table with these columns. Metrics of jobs that have not ended can lag behind."""
-    from dray.cli.display.output import age, duration
-    from dray.cli.display.tables import shortest_prefixes, table
-
-    names = list(jobs[0].values) if jobs else columns.split(",")
-
-    def shown(job: Job, name: str) -> object:
-        value = job.values[name]
-        if value is not None and name == "duration":
-            return duration(value)
-        at = {"created_at": job.created_at, "started_at": job.started_at}.get(name)
-        return value if at is None else age(at)
-
-    rows = [
-        (job.id, *(shown(job, name) for name in names), job.values_as_of and age(job.values_as_of))
-        for job in jobs
-    ]
-    headings = ("ID", *(name.upper() if name in _NAMED else name for name in names))
-    table(
-        (*headings, "AS OF"),
-        rows,
-        flexible=("NAME", "TAGS"),
-        optional=("AS OF",),
-        shorter={"ID": shortest_prefixes},
-    )
-
-
-def _show_groups(groups: list[JobGroup], as_json: bool) -> None:
-    from dray.cli.display.tables import listing
-
-    listing(
-        groups,
-        as_json,
-        ("GROUP", "NAME", "JOBS", "VALUES", "BEST", "BEST JOB", "MEAN", "STD", "MIN", "MAX"),
-        lambda one: (
-            *(one.key, one.name, one.num_jobs, one.num_values, one.best, one.best_job),
-            *(one.mean, one.std, one.min, one.max),
-        ),
-        flexible=("GROUP", "NAME"),
-        optional=("NAME", "STD", "MIN", "MAX", "MEAN", "BEST JOB", "BEST", "VALUES"),
-    )
-
-
-def _check_export(columns: str | None, as_csv: bool, parquet: Path | None, as_json: bool) -> None:
-    option = "--csv" if as_csv else "--parquet"
-    if columns is None:
-        raise typer.BadParameter("requires --columns", param_hint=option)
-    if as_json or (as_csv and parquet is not None):
-        raise typer.BadParameter("--json, --csv and --parquet can't be combined")
-
-
-def _export(jobs: Iterator[Job], columns: str, parquet: Path | None) -> None:
-    """Write all jobs as CSV to standard output, or to a Parquet file."""
-    from dray.cli.display.exports import write_csv, write_parquet
-
-    if parquet is None:
-        write_csv(jobs, columns)
-    else:
-        write_parquet(list(jobs), parquet)
 
 
 def _metric(job: Job, wanted: str | None) -> str | None:

@@ -109,6 +109,19 @@ class MetricSummaryRow(Base):
     that were written before this column was added."""
 
 
+class SavedViewRow(Base):
+    """A list of jobs that a user saved under a name."""
+
+    __tablename__ = "saved_views"
+    __table_args__ = (Index("ix_saved_views_project_name_owner", "project", "name", "owner"),)
+    owner: Mapped[str] = mapped_column(String(255), primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    project: Mapped[str | None] = mapped_column(String(255))
+    query: Mapped[dict[str, Any]]
+    """`dray.saved_views.SavedQuery`, without fields that have their default values."""
+    updated_at: Mapped[datetime]
+
+
 class MlflowExportRow(Base):
     """The progress of a job's export to MLflow (`service.tracking.mlflow`)."""
 
