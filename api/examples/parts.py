@@ -92,6 +92,8 @@ JOB: Mapping[str, Any] = {
     "started_at": STARTED,
     "first_step_at": STEPPED,
     "finished_at": None,
+    "values": {"lr": 0.001, "best:val/accuracy": 0.93},
+    "values_as_of": STEPPED,
     "links": {
         "self": f"/v1/jobs/{JOB_ID}",
         "metrics": f"/v1/jobs/{JOB_ID}/metrics",

@@ -159,6 +159,12 @@ class Job(View):
     """When the job's first optimizer step was reported, by the worker's clock; unset for a script
     that reports no steps."""
     finished_at: datetime | None = None
+    values: dict[str, Any] = {}
+    """Values of the requested `columns`, keyed by column; null for values that the job doesn't
+    have. Empty unless columns were requested."""
+    values_as_of: datetime | None = None
+    """The time up to which the metrics in `values` cover the job's points. Set only if the job has
+    not ended and a metric was requested."""
     links: Links
 
     @property
