@@ -152,7 +152,7 @@ def test_the_limits_of_y_are_kept(jobs: list[str], tab: Watched) -> None:
 def test_a_group_is_a_mean_with_a_band(jobs: list[str], tab: Watched) -> None:
     page = tab.open(f"compare?jobs={','.join(jobs)}")
     panel(page, "train/loss")
-    page.get_by_label("curves").select_option("label:arm")
+    page.get_by_label("Group the curves").select_option("label:arm")
     keys = panel(page, "train/loss").locator(".keys > span")
     wait_until(lambda: keys.count() == 2, "a curve of each group")
     assert [text.rsplit(" ", 1)[0] for text in keys.all_inner_texts()] == ["a (2)", "b (2)"]
@@ -184,8 +184,9 @@ def test_a_chart_is_saved(site: Site, tab: Watched) -> None:
     assert len(picture.getcolors(1 << 20) or []) > 10
     name, content = saved(page, "a/b", "SVG")
     assert name == "a-b.svg"
-    page.set_content(content.decode())
-    lines = page.locator("svg g path")
+    drawing = page.context.new_page()
+    drawing.set_content(content.decode())
+    lines = drawing.locator("svg g path")
     assert lines.count() == 2
     assert lines.nth(1).get_attribute("d").count("L") == 4  # type: ignore[union-attr]
     page = tab.open(f"compare?jobs={job_id},{site.submit('other')}")

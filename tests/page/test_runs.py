@@ -183,7 +183,6 @@ def test_curves_are_hidden_marked_and_coloured(site: Site, tab: Watched) -> None
     page.get_by_role("button", name="Colour 13, dashed").click()
     page.locator(".compared .look .menu > summary .colour-13").wait_for()
     assert run(site.hands.jobs.get(jobs[2])).colour == 13
-    page.keyboard.press("Escape")
     page.reload()
     page.locator(".compared .look .menu > summary .colour-13").wait_for()
 

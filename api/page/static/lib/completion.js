@@ -6,7 +6,7 @@ const TEXTS = new Set(['state', 'name', 'queue', 'owner', 'project', 'experiment
 const MOST = 12;
 const FIELD = /(?:^|\(|\b(?:and|or|not)\s)\s*((?:(?:min|max|last|exists)\()?[\w./-]*)$/i;
 const OPERATOR = /(?:^|\(|\s)((?:min|max|last)\([\w./-]+\)|[\w./-]+)\s+([<>=!]*)$/;
-const VALUE = /([\w./-]+)\s*(?:=|!=)\s*(["']?)([\w./@-]*)$/;
+const VALUE = /([\w./-]+)(\s*!?=|\s+(?:not\s+)?in\s*\((?:[^()]*,)?)\s*(["']?)([\w./@-]*)$/i;
 const COMPLETE = /(?:[<>=]\s*[^\s"'()]+|["')]|\btags)\s+(\w*)$/i;
 
 const quoted = (text) => `"${text.replace(/["\\]/g, '\\$&')}"`;
@@ -26,8 +26,8 @@ export function completions(text, cursor, { metrics, labels, fields, tags, value
   const before = text.slice(0, cursor);
   const found = VALUE.exec(before);
   if (found && (values[found[1]] || TEXTS.has(found[1]))) {
-    const typed = found[3];
-    return { from: cursor - typed.length - found[2].length, options: starting((values[found[1]] ?? []).map(quoted), typed && `"${typed}`).map((one) => `${one} `) };
+    const [, name, sign, quote, typed] = found;
+    return { from: cursor - typed.length - quote.length, options: starting((values[name] ?? []).map(quoted), typed && `"${typed}`).map((one) => `${one}${sign.includes('=') ? ' ' : ') '}`) };
   }
   const ends = COMPLETE.exec(before);
   if (ends) return { from: cursor - ends[1].length, options: starting(['and', 'or'], ends[1]).map((one) => `${one} `) };

@@ -15,7 +15,7 @@ const FADED = 0.25;
 const DASH = [7, 4];
 
 // The colour of the curve with this number.
-export const Swatch = ({ n }) => html`<span class=${`keys colour-${n % NUM_COLOURS}`}><span class=${`swatch ${n % NUM_COLOURS >= DASHED_FROM ? 'dashed' : ''}`}></span></span>`;
+export const Swatch = ({ n }) => html`<span class=${`swatch colour-${n % NUM_COLOURS} ${n % NUM_COLOURS >= DASHED_FROM ? 'dashed' : ''}`}></span>`;
 
 const colour = (name, property = 'color') => {
   const probe = document.createElement('span');

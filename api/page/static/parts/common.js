@@ -58,7 +58,7 @@ export function Menu({ label, text = '⋯', children }) {
   }, [isOpen]);
   useEffect(() => {
     if (!isOpen) return undefined;
-    const leave = (event) => { if (event.type === 'scroll' ? !items.current.contains(event.target) : !box.current.contains(event.target)) box.current.open = false; };
+    const leave = ({ type, target }) => { if (box.current && !(type === 'scroll' ? items : box).current?.contains(target)) box.current.open = false; };
     const types = ['pointerdown', 'focusin', 'scroll'];
     for (const type of types) document.addEventListener(type, leave, true);
     return () => { for (const type of types) document.removeEventListener(type, leave, true); };
@@ -69,7 +69,7 @@ export function Menu({ label, text = '⋯', children }) {
     box.current.querySelector('summary').focus();
   };
   return html`<details class="menu" ref=${box} onToggle=${() => setIsOpen(box.current.open)} onKeyDown=${key}><summary aria-label=${label} title=${label}>${text}</summary>
-    ${isOpen && html`<div class="items" ref=${items}>${children}</div>`}</details>`;
+    ${isOpen && html`<div class="items" ref=${items} onClick=${(event) => { if (box.current && event.target.closest('button')) box.current.open = false; }}>${children}</div>`}</details>`;
 }
 
 export function Bar({ parts, label }) {

@@ -121,7 +121,7 @@ function Comparison({ params }) {
     <div class="card"><table class="compared"><thead><tr><td></td><th>Job</th><th>State</th><th>Experiment</th><th class="num">Waited</th><th class="num">Ran</th><th class="num">Workers</th><th class="num">Goodput</th><th class="num">Cost</th><td></td></tr></thead><tbody>
       ${runs.map((job) => html`<${Run} key=${job.id} run=${job} isBaseline=${job.id === baseline} isHidden=${hidden.has(job.id)} onToggle=${() => toggle(job.id)}
         onColour=${(colour) => setChosen((was) => ({ ...was, [job.id]: colour }))} onRemove=${ids.includes(job.id) && (() => adjust({ jobs: ids.filter((id) => id !== job.id).join(',') }))} />`)}</tbody></table></div>
-    <${ChartTools} options=${options} offered=${offered}><label>curves <select value=${group} onChange=${(event) => adjust({ group: event.target.value })}>
+    <${ChartTools} options=${options} offered=${offered}><label>curves <select aria-label="Group the curves" value=${group} onChange=${(event) => adjust({ group: event.target.value })}>
       <option value="">of each job</option>${groupings(jobs, group).map((one) => html`<option key=${one} value=${one}>mean by ${one.replace(/^label:/, 'label ')}</option>`)}</select></label><//>
     ${group && html`<p class="soft">Each curve is the mean of the jobs that are shown, and the band is their minimum to maximum.</p>`}
     ${missing.length > 0 && html`<p class="note">No ${AXES[options.x].name} are known of ${missing.map(({ title }) => title).join(', ')}.</p>`}

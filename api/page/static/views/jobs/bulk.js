@@ -75,7 +75,12 @@ export function Chosen({ jobs, matching, clear, wake, children }) {
   </div>`;
 }
 
-const refusals = ({ problems }) => problems.map(({ count, message }) => (count > 1 ? `${plural(count, 'job')}: ${message}` : message)).join('; ');
+// The problems of all calls by code: the message of one job stands for all.
+function refusals({ problems }) {
+  const byCode = new Map();
+  for (const { code, count, message } of problems) byCode.set(code, { message, count: count + (byCode.get(code)?.count ?? 0) });
+  return [...byCode.values()].map(({ count, message }) => (count > 1 ? `${plural(count, 'job')}, for example: ${message}` : message)).join('; ');
+}
 
 function ActionDialog({ action, jobs, matching, onClose, onDone }) {
   const { title, does, keeps, note, isDanger } = ACTIONS[action];

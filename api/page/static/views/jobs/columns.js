@@ -40,10 +40,11 @@ export function split(text) {
 // A column by its name in the address.
 export function columnOf(name) {
   if (Object.hasOwn(OWN, name)) return { name, ...OWN[name] };
-  return { name, title: name.replace(/^last:/, ''), cell: ({ values, values_as_of: asOf }, now) => valueCell(values?.[name], asOf, now), className: 'num value', sorts: true };
+  const isMetric = /^(last|best|min|max):|^metrics[.[]/.test(name) || /^[^[]*\//.test(name);
+  return { name, title: name.replace(/^last:/, ''), cell: ({ values, values_as_of: asOf }, now) => valueCell(values?.[name], isMetric ? asOf : null, now), className: 'num value', sorts: true };
 }
 
-// A value of the API. Values of a running job can lag behind.
+// A value of the API. asOf: the time of a value that can lag behind, else null.
 function valueCell(value, asOf, now) {
   if (value === null || value === undefined) return '–';
   const isTime = typeof value === 'string' && /^\d{4}-\d\d-\d\dT[\d:.]+Z$/.test(value);
