@@ -44,16 +44,17 @@ function useComparison(ids, times, documents) {
     if (!key) return undefined;
     const controller = new AbortController();
     const live = new Map();
+    const whole = {};
     repeat(async (signal) => {
       const found = await get('v1/compare', { jobs: key }, signal);
-      const whole = {};
       // The answer can also contain the baseline.
       for (const { id } of found.jobs) {
         if (!live.has(id)) live.set(id, new LiveSeries(id, { times }));
         await live.get(id).read(signal);
-        if (documents) whole[id] = await get(`v1/jobs/${id}`, {}, signal);
+        // The number of steps is known once the job runs.
+        if (documents && !whole[id]?.progress?.total_steps) whole[id] = await get(`v1/jobs/${id}`, {}, signal);
       }
-      if (!signal.aborted) setState({ key, found, series: Object.fromEntries([...live].map(([id, one]) => [id, one.series])), whole, error: null });
+      if (!signal.aborted) setState({ key, found, series: Object.fromEntries([...live].map(([id, one]) => [id, one.series])), whole: { ...whole }, error: null });
       return found.jobs.every((job) => ENDED.has(job.state));
     }, { every: EVERY_MS, signal: controller.signal, onError: (error) => error && setState((was) => ({ ...was, error })) });
     return () => controller.abort();

@@ -16,6 +16,7 @@ import { Filters, Search, useQueues } from './jobs/filters.js';
 const EVERY_MS = 4000;
 const EXPORT_PAGE = 500;
 const MOST_EXPORTED = 20000;
+const MOST_KNOWN = 1000;
 const KINDS = [['', 'no groups'], ['sweep', 'sweep'], ['experiment', 'experiment'], ['user', 'user']];
 const REM = 16;
 
@@ -63,7 +64,8 @@ export function Jobs() {
   const wake = useRef(null);
   const now = useNow(5000);
   const queues = useQueues();
-  const known = useKnown(list.jobs, queues);
+  const [isCompleting, setIsCompleting] = useState(false);
+  const known = useKnown(list.jobs, queues, isCompleting || isChoosing);
 
   useEffect(() => {
     const controller = new AbortController();
@@ -114,7 +116,7 @@ export function Jobs() {
       <span class="soft" role="status">${!group && list.loaded.value && `${plural(list.jobs.length, 'job')}${list.next ? ' so far' : ''}`}</span>
       <a class="button primary" href=${link(['submit'])}>Submit a job</a></header>
     <${Filters} params=${params} queues=${queues} />
-    <${Search} where=${params.get('where') ?? ''} error=${isUnreadable ? error : null} known=${known} />
+    <${Search} where=${params.get('where') ?? ''} error=${isUnreadable ? error : null} known=${known} onFocus=${() => setIsCompleting(true)} />
     <div class="toolbar listing"><button onClick=${() => setIsChoosing(true)}>Columns</button>
       <label>group by <select value=${group} onChange=${(event) => adjust({ group: event.target.value })}>${[...KINDS, ...groupLabels(known.labels, group)].map(([value, title]) => html`<option key=${value} value=${value}>${title}</option>`)}</select></label>
       ${sort && html`<span class="soft">sorted by ${sort.replace(/^-/, '')}, ${sort.startsWith('-') ? 'largest' : 'smallest'} first</span><button class="quiet" onClick=${() => adjust({ sort: '' })}>Newest first</button>`}
@@ -154,15 +156,18 @@ function groupLabels(labels, current) {
   return all.map((value) => [value, `label ${value.slice('label:'.length)}`]);
 }
 
-// Names to complete: of metrics, labels and tags of the loaded jobs, of queues, and of the document's fields.
-function useKnown(jobs, queues) {
+// Names to complete: of metrics, labels and tags of the first jobs, of queues, and of the document's fields,
+// which are loaded when `isNeeded`.
+function useKnown(listed, queues, isNeeded) {
   const [fields, setFields] = useState([]);
   useEffect(() => {
+    if (!isNeeded || fields.length) return undefined;
     const controller = new AbortController();
     Promise.all([get('v1/schema', {}, controller.signal), import('../lib/schema.js')]).then(([schema, { leavesOf }]) => setFields(leavesOf(schema)), () => {});
     return () => controller.abort();
-  }, []);
+  }, [isNeeded]);
   return useMemo(() => {
+    const jobs = listed.slice(0, MOST_KNOWN);
     const all = (of) => [...new Set(jobs.flatMap(of))].sort();
     const metrics = all(({ summary }) => Object.keys(summary));
     const labels = all((job) => Object.keys(job.labels));
@@ -173,7 +178,7 @@ function useKnown(jobs, queues) {
     const names = metrics.map((key) => (isPlain(key) ? key : `metrics[${JSON.stringify(key)}]`));
     const columns = [...names, ...names.map((key) => `best:${key}`), ...labels.map((label) => (/^[A-Za-z_]\w*$/.test(label) ? `labels.${label}` : `labels[${JSON.stringify(label)}]`)), ...fields];
     return { metrics, labels, fields, tags, values, columns };
-  }, [jobs, queues.join(), fields]);
+  }, [listed, queues.join(), fields]);
 }
 
 // Saves the jobs of the list as CSV, all of them and not only those that are loaded.

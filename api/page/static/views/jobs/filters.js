@@ -56,8 +56,8 @@ export function Filters({ params, queues }) {
 export const useQueues = () => (usePoll('v1/queues', {}, 30000).data?.items ?? []).map(({ name }) => name);
 
 // The search expression, completed as the reader types, and its error below the column that the server names.
-// known: as `completions` takes it.
-export function Search({ where, error, known }) {
+// known: as `completions` takes it. onFocus: called when the reader comes to the field.
+export function Search({ where, error, known, onFocus }) {
   const [text, setText] = useState(where);
   const [offers, setOffers] = useState(null); // {from, options, chosen}
   const complete = useRef(null);
@@ -104,7 +104,7 @@ export function Search({ where, error, known }) {
   return html`<form class="where" role="search" aria-label="Search by an expression" onSubmit=${search}>
     <div class="edit"><input type="text" inputmode="search" ref=${field} maxlength="4000" spellcheck="false" autocomplete="off" aria-label="Expression; Enter searches" placeholder="val/accuracy > 0.9 and train.optimizer.lr < 0.01 and 'good' in tags"
       role="combobox" aria-autocomplete="list" aria-expanded=${Boolean(offers)} aria-controls="completions" aria-activedescendant=${offers?.chosen >= 0 ? `completion-${offers.chosen}` : undefined}
-      value=${text} aria-invalid=${Boolean(error)} aria-describedby=${error ? 'where-error' : null} onKeyDown=${key} onBlur=${() => setTimeout(() => setOffers(null), 150)}
+      value=${text} aria-invalid=${Boolean(error)} aria-describedby=${error ? 'where-error' : null} onKeyDown=${key} onFocus=${onFocus} onBlur=${() => setTimeout(() => setOffers(null), 150)}
       onInput=${(event) => { setText(event.target.value); offer(event.target.value); }} />
     <ul class="offers" id="completions" role="listbox" aria-label="Completions" hidden=${!offers}>${offers?.options.map((option, n) => html`<li key=${option} id=${`completion-${n}`} role="option" aria-selected=${n === offers.chosen}
       onMouseDown=${(event) => { event.preventDefault(); take(option); }}><code>${option}</code></li>`)}</ul></div>
