@@ -119,8 +119,8 @@ class Job(View):
     array_index: int | None = None
     """Index of the job in its array, starting at 0."""
     variant: str | None = None
-    """What distinguishes the job from the other jobs of its array: its index and, for a trial, the
-    parameters that differ between the trials, such as `#3 lr 0.01, width 32`."""
+    """The index of the job in its array and, for a trial, the parameters that differ between the
+    trials, such as `#3 lr 0.01, width 32`. Unset if the job is not part of an array."""
     colour: int | None = None
     """Number of the colour in which the web page draws the job's curves, from 0 to 19; unset unless
     a user has chosen one."""

@@ -40,7 +40,7 @@ class ComparedJob(View):
     id: str
     name: str
     variant: str | None = None
-    """What distinguishes the job from the other jobs of its array (see `Job.variant`)."""
+    """The index of the job in its array, and the parameters of a trial (see `Job.variant`)."""
     colour: int | None = None
     """Number of the colour that a user has chosen for the job (see `Job.colour`)."""
     array_id: str | None = None

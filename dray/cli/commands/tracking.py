@@ -319,8 +319,10 @@ def annotate(
 
 
 def _colour(text: str | None) -> int | Literal["auto"] | None:
-    if text is None or text == "auto":
-        return text
+    if text is None:
+        return None
+    if text == "auto":
+        return "auto"
     if text.isascii() and text.isdigit():
         return int(text)
     raise typer.BadParameter("must be a number from 0 to 19, or auto", param_hint="--colour")

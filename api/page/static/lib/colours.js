@@ -1,5 +1,5 @@
-// The colours of runs. A job keeps its colour in all views: the one that a user chose, or one that is
-// derived from its id, unless another job of the same view has it.
+// The colours of runs. A job keeps its colour in all views: the colour that a user chose, or a colour
+// that is derived from its id, unless another job of the same view has that colour.
 
 import { Store } from './stores.js';
 

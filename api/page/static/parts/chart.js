@@ -144,7 +144,7 @@ function mark(u, curves, smooth, id) {
   u.setSeries(n < 0 ? null : 1 + columnOf(n, smooth), { focus: n >= 0 }, false);
 }
 
-// The limits of the y axis: those that the reader gave, else those that fit.
+// The limits of the y axis: the limits that the reader gave, else limits that fit.
 function shownY(low, high, [least, most] = [null, null], log = false) {
   const [from, to] = log ? uPlot.rangeLog(low > 0 ? low : 0.1, high > 0 ? high : 1, 10, false) : low || high ? uPlot.rangeNum(low, high, 0.1, true) : [0, 1];
   const [bottom, top] = [log && !(least > 0) ? from : least ?? from, log && !(most > 0) ? to : most ?? to];

@@ -21,7 +21,7 @@ function namesIn(text) {
   }
 }
 
-// What the address says about the charts. range: [from, to] of x, or null. limits: [least, most] of y by panel.
+// The options of the charts in the address. range: [from, to] of x, or null. limits: [least, most] of y by panel.
 // together: lists of metrics that the reader draws in one chart.
 export function chartOptions(params) {
   const range = numbers(params.get('range'));
@@ -69,7 +69,7 @@ export function ChartTools({ options: { x, log, smooth, kind, range }, offered, 
 }
 
 // A chart with its name and tools. panel: as in `arranged`. metrics: the keys that can be added to it. The other
-// properties are those of Chart.
+// properties are passed to Chart.
 export function Panel({ panel: { name, keys, members }, options, metrics, children, ...chart }) {
   const box = useRef(null);
   const saver = useRef(null);

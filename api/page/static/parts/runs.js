@@ -1,4 +1,4 @@
-// A run as a reader tells it from others: its name, its colour, and whether its curves are shown.
+// How readers distinguish runs: by name and by colour. Also hides the curves of a run.
 
 import { change } from '../lib/api.js';
 import { DASHED_FROM, NUM_COLOURS } from '../lib/colours.js';

@@ -181,7 +181,7 @@ function useKnown(listed, queues, isNeeded) {
   }, [listed, queues.join(), fields]);
 }
 
-// Saves the jobs of the list as CSV, all of them and not only those that are loaded.
+// Saves the jobs of the list as CSV, including the jobs that are not loaded yet.
 function Export({ query, names }) {
   const [state, setState] = useState(null);
   const write = async () => {
