@@ -98,7 +98,7 @@ def test_an_expression_is_searched_for_and_its_fault_is_pointed_at(
     job_id: str, tab: Watched
 ) -> None:
     tab.statuses.add(422)
-    page = tab.open()
+    page = tab.open("jobs?text=baseline")
     field = page.get_by_label("Expression; Enter searches")
     field.fill("experiment = 'rates' and train.optimizer.lr < 0.0015")
     field.press("Enter")

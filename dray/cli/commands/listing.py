@@ -202,10 +202,21 @@ def _show(jobs: list[Job], metric: str | None, arrays: Mapping[str, JobArray]) -
         spares = f"{j.world_size} + {j.spares} spare{'s'[: j.spares > 1]}"
         return (spares if j.spares else j.world_size, j.priority, j.queue)
 
+    # Only lists in which each job of an array has its own line have this column.
+    variant = ["VARIANT"] if not arrays and any(j.variant for j in jobs) else []
+
     def row(j: Job) -> tuple[object, ...]:
         array = arrays.get(j.array_id or "")
         if array is None:
-            about = (j.id, j.name, j.variant, j.state, j.position, steps(j), _metric(j, metric))
+            about = (
+                j.id,
+                j.name,
+                *([j.variant] if variant else []),
+                j.state,
+                j.position,
+                steps(j),
+                _metric(j, metric),
+            )
             tags = ", ".join(j.tags) or None
             return (*about, *asked(j), j.attempt, tags, age(j.created_at), j.reason.message)
         running = f", {array.max_running} at a time" if array.max_running else ""
@@ -213,18 +224,18 @@ def _show(jobs: list[Job], metric: str | None, arrays: Mapping[str, JobArray]) -
         size = f"{array.size} {what}{'' if array.size == 1 else 's'}{running}"
         nothing = (None, None, None)
         created = (None, None, age(array.created_at))
-        return (array.id, array.name, None, array.state, *nothing, *asked(j), *created, size)
+        return (array.id, array.name, array.state, *nothing, *asked(j), *created, size)
 
     table(
         (
-            *("ID", "NAME", "VARIANT", "STATE", "PLACE", "STEP", "METRIC", "WORKERS", "PRIORITY"),
-            *("QUEUE", "ATTEMPT", "TAGS", "CREATED", "REASON"),
+            *("ID", "NAME", *variant, "STATE", "PLACE", "STEP"),
+            *("METRIC", "WORKERS", "PRIORITY", "QUEUE", "ATTEMPT", "TAGS", "CREATED", "REASON"),
         ),
         map(row, jobs),
-        flexible=("NAME", "VARIANT", "TAGS", "REASON"),
+        flexible=("NAME", *variant, "TAGS", "REASON"),
         optional=(
             *("ATTEMPT", "QUEUE", "CREATED", "PRIORITY", "WORKERS", "TAGS", "METRIC", "PLACE"),
-            *("STEP", "REASON", "VARIANT"),
+            *("STEP", "REASON", *variant),
         ),
         shorter={"ID": shortest_prefixes},
     )
