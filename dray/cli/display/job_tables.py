@@ -75,7 +75,7 @@ def save(client: Client, name: str, given: Mapping[str, Any], shown: Shown) -> N
     for part in ("sort", "columns", "group"):
         if (value := getattr(shown, part)) is not None:
             query[part] = value
-    saved = client.save_view(name, view_project=given["project"], **query)
+    saved = client.save_view(name, view_project=given.get("project"), **query)
     warn(f"saved the view {saved.owner}/{saved.name}")
 
 
