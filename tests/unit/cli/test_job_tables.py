@@ -118,7 +118,9 @@ def test_frames_have_the_requested_columns(server: LiveServer, jobs: dict[str, s
     pandas = pytest.importorskip("pandas", reason="the extra 'dev' is not installed: pandas")
     with Client(server.url) as client:
         found = client.jobs(
-            label={"test": "tables"}, sort="-lr", columns=["name", "best:val/accuracy", "started_at"]
+            label={"test": "tables"},
+            sort="-lr",
+            columns=["name", "best:val/accuracy", "started_at"],
         )
         frame = client.frame(found)
         assert client.frame(client.jobs(label={"no": "job"}, columns=["lr"])).empty

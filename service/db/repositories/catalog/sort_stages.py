@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from sqlalchemy import ColumnElement, Select, literal, select, tuple_
 from sqlalchemy.orm import Session
@@ -15,6 +15,7 @@ from service.db.types import UtcDateTime
 from service.domain.errors import BadCursor
 
 Value = str | float | None
+AnySelect: TypeAlias = Select[*tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Chosen:
             return self
         return replace(self, conditions=(*self.conditions, *conditions), is_filtered=True)
 
-    def of(self, query: Select[Any], job_id: Any) -> Select[Any]:
+    def of(self, query: AnySelect, job_id: Any) -> AnySelect:
         """Restrict a query to these jobs. `job_id` is the query's column with the job's id."""
         if self.ids is not None:
             query = query.where(job_id.in_(self.ids))

@@ -38,7 +38,7 @@ from service.domain.tracking.document_values import (
 from service.domain.tracking.search_tree import DocumentField, Exists
 
 _RECIPE = "/recipe"
-_FIRST_JOB = literal_column("'job-'")
+_FIRST_JOB: ColumnElement[str] = literal_column("'job-'")
 """A literal instead of a parameter, so that the database can use the index of shared values."""
 
 Found = Sequence[tuple[Value, str]]
@@ -187,9 +187,9 @@ class _Numbers(_DocumentStage):
         if after is not None:
             here, last = tuple_(c.number, c.holder), (after.value, after.job_id)
             query = query.where(here < last if self.descending else here > last)
-        query = chosen.also(*_guards(session, source)).of(query, c.holder)
-        ordered = query.order_by(*directed(self.descending, c.number, c.holder))
-        return {job_id: number for number, job_id in session.execute(ordered.limit(limit))}
+        mine = chosen.also(*_guards(session, source)).of(query, c.holder)
+        ordered = mine.order_by(*directed(self.descending, c.number, c.holder))
+        return {row.holder: row.number for row in session.execute(ordered.limit(limit))}
 
     def _shared(self, session: Session, after: Position | None, last: Value) -> Sequence[float]:
         """Return the different numbers that several jobs share, between the position `after` and
