@@ -162,7 +162,8 @@ def _write(session: Session, *, is_sqlite: bool) -> None:
         summary.format(key="val/accuracy", and_=""),
         summary.format(key="val/loss", and_=""),
         summary.format(key="rare/metric", and_="AND number % 100 = 0"),
-        f"INSERT INTO document_values (holder, pointer, text) SELECT id, '', '{defaults().holder}' {copies}",
+        "INSERT INTO document_values (holder, pointer, text) "
+        f"SELECT id, '', '{defaults().holder}' {copies}",
         "INSERT INTO document_values (holder, pointer, number) "
         f"SELECT id, '/train/optimizer/lr', {chance} {copies} AND number % 2 = 0",
     ):

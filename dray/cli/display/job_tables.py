@@ -54,8 +54,8 @@ class Shown:
 def with_view(
     client: Client, view: str, given: Mapping[str, Any], shown: Shown
 ) -> tuple[dict[str, Any], Shown]:
-    """Return the filter and the options of `dray ls`, and those of the view where they are not
-    given."""
+    """Return the filter and the options of `dray ls`. Options that are not given are taken from the
+    view."""
     owner, _, name = view.rpartition("/")
     query = dict(client.saved_view(name, owner=owner or None).query)
     mine = {part: query.pop(part, None) for part in ("sort", "columns", "group")}
