@@ -19,7 +19,7 @@ AnySelect: TypeAlias = Select[*tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
-class Position:
+class SortPosition:
     """A job's position in an order."""
 
     stage: int
@@ -59,9 +59,9 @@ class Chosen:
         return query.where(same.correlate_except(JobRow).exists())
 
 
-class Stage(Protocol):
+class SortStage(Protocol):
     def page(
-        self, session: Session, chosen: Chosen, after: Position | None, limit: int
+        self, session: Session, chosen: Chosen, after: SortPosition | None, limit: int
     ) -> Sequence[tuple[Value, str]]:
         """Return up to `limit` values and ids of jobs behind the position `after`."""
         ...
@@ -77,7 +77,7 @@ class Values:
     where: Sequence[ColumnElement[bool]] = ()
 
     def page(
-        self, session: Session, chosen: Chosen, after: Position | None, limit: int
+        self, session: Session, chosen: Chosen, after: SortPosition | None, limit: int
     ) -> Sequence[tuple[Value, str]]:
         query = select(self.value, self.job_id).where(*self.where, self.value.is_not(None))
         if after is not None:
@@ -111,7 +111,7 @@ class Ids:
     where: Sequence[ColumnElement[bool]]
 
     def page(
-        self, session: Session, chosen: Chosen, after: Position | None, limit: int
+        self, session: Session, chosen: Chosen, after: SortPosition | None, limit: int
     ) -> Sequence[tuple[Value, str]]:
         query = select(self.job_id).where(*self.where)
         if after is not None:

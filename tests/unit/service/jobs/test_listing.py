@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from dray.filters import JobFilter
 from dray.views import JobState
-from service.db.repositories.catalog.sort_stages import Position
+from service.db.repositories.catalog.sort_stages import SortPosition
 from service.db.session import Database
 from service.domain.errors import BadCursor
 from service.domain.ids import ids_since, ids_up_to, new_job_id
@@ -157,7 +157,7 @@ def test_a_page_walks_one_index_and_never_sorts(
         if "ORDER BY" in statement and "FROM queues" not in statement:
             statements.append((statement, parameters))
 
-    after = Position(0, None, new_job_id(START))
+    after = SortPosition(0, None, new_job_id(START))
     with Session(engine) as session:
         listing.page(session, listing.table_of(wanted), limit=10, after=after)
         assert len(statements) == max(1, len(wanted.state))
