@@ -149,7 +149,7 @@ def _write(session: Session, *, is_sqlite: bool) -> None:
     summary = (
         "INSERT INTO metric_summaries (job_id, key, last_step, last_value, min_step, min_value, "
         "max_step, max_value, minimised, best_value) SELECT id, '{key}', 9, v, 9, v, 9, v, false, "
-        f"v FROM (SELECT id, {chance} AS v {copies} {{and_}}) AS some"
+        f"v FROM (SELECT id, {chance} AS v {copies} {{and_}}) AS drawn"
     )
     for statement in (
         f"UPDATE jobs SET ran_s = {chance} * 1000, started_at = {plus}, "
