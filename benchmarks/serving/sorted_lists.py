@@ -21,7 +21,9 @@ from benchmarks.serving import jobs, load
 from benchmarks.serving.scale import DATABASES, make_database
 from benchmarks.serving.servers import Running, dray, postgres
 from service.config.settings import Settings
+from service.db.repositories.catalog import document_values
 from service.db.session import Database
+from service.domain.tracking.document_values import defaults
 
 NUM_JOBS = 100_000
 BLOCK_REQUESTS = 50
@@ -128,6 +130,7 @@ def write_values(home: Path, database_url: str) -> None:
     """Write the values by which the jobs are sorted."""
     database = Database(Settings(home=home, database_url=database_url).database_url)
     try:
+        database.write_sync(lambda session: document_values.insert_shared(session, defaults()))
         database.write_sync(lambda session: _write(session, is_sqlite=database.is_sqlite))
         if not database.is_sqlite:
             with database.engine.connect() as connection:
@@ -146,9 +149,8 @@ def _write(session: Session, *, is_sqlite: bool) -> None:
     summary = (
         "INSERT INTO metric_summaries (job_id, key, last_step, last_value, min_step, min_value, "
         "max_step, max_value, minimised, best_value) SELECT id, '{key}', 9, v, 9, v, 9, v, false, "
-        f"v FROM (SELECT id, {chance} AS v {copies} {{and_}}) AS some"
+        f"v FROM (SELECT id, {chance} AS v {copies} {{and_}}) AS drawn"
     )
-    holder = "SELECT min(holder) FROM document_values WHERE holder LIKE 'defaults-%'"
     for statement in (
         f"UPDATE jobs SET ran_s = {chance} * 1000, started_at = {plus}, "
         "owner = 'user-' || (number % 5), "
@@ -160,7 +162,8 @@ def _write(session: Session, *, is_sqlite: bool) -> None:
         summary.format(key="val/accuracy", and_=""),
         summary.format(key="val/loss", and_=""),
         summary.format(key="rare/metric", and_="AND number % 100 = 0"),
-        f"INSERT INTO document_values (holder, pointer, text) SELECT id, '', ({holder}) {copies}",
+        "INSERT INTO document_values (holder, pointer, text) "
+        f"SELECT id, '', '{defaults().holder}' {copies}",
         "INSERT INTO document_values (holder, pointer, number) "
         f"SELECT id, '/train/optimizer/lr', {chance} {copies} AND number % 2 = 0",
     ):

@@ -91,8 +91,8 @@ class TrackingCalls(ReportCalls):
 
         by: `sweep`, `experiment`, `user`, or `label:KEY`. sort: the column that is compared, such
         as `val/loss`, or `-val/accuracy` if larger values are better; without it, the groups are in
-        the order of their keys. The other arguments are those of `jobs`. Raises InvalidSearch if
-        the column is not a number.
+        the order of their keys. The other arguments are the same as in `jobs`. Raises
+        InvalidSearch if the column is not a number.
         """
         chosen = JobGroups.model_construct(
             by=by,

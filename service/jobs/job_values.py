@@ -13,7 +13,7 @@ from dray.arguments import parameters_of
 from service.db.models import JobRow
 from service.db.repositories.telemetry import metric_summaries
 from service.db.repositories.telemetry.metric_summaries import LaggingSummary
-from service.domain.tracking.columns import Column, Fact, Field, ParameterField
+from service.domain.tracking.columns import Fact, Field, ParameterField, TableColumn
 from service.domain.tracking.document_values import PARAMETERS
 from service.domain.tracking.search_tree import DocumentField, JobColumn, LabelField, MetricField
 from service.telemetry.chunk_columns import by_name
@@ -22,7 +22,10 @@ Summaries = Mapping[str, LaggingSummary]
 
 
 def add(
-    session: Session, rows: Sequence[JobRow], items: Sequence[views.Job], columns: Sequence[Column]
+    session: Session,
+    rows: Sequence[JobRow],
+    items: Sequence[views.Job],
+    columns: Sequence[TableColumn],
 ) -> None:
     """Set the values of the columns in the views of these jobs."""
     keys = [column.field.key for column in columns if isinstance(column.field, MetricField)]

@@ -19,7 +19,7 @@ from dray.filters import BasicJobFilter, JobFilter, JobTable
 from service.db.repositories import jobs as jobs_repository
 from service.db.repositories.catalog import listing as repository
 from service.db.repositories.catalog import sorting
-from service.db.repositories.catalog.sort_stages import Chosen, Position
+from service.db.repositories.catalog.sort_stages import Chosen, SortPosition
 from service.db.types import storable
 from service.domain.cursors import decode_cursor, encode_cursor
 from service.domain.errors import BadCursor, InvalidSearch
@@ -64,7 +64,7 @@ def can_match(wanted: BasicJobFilter) -> bool:
 
 
 def page(
-    session: Session, wanted: JobTable, *, limit: int, after: Position | None
+    session: Session, wanted: JobTable, *, limit: int, after: SortPosition | None
 ) -> views.JobPage:
     """Return up to `limit` jobs (at most 500) behind the position `after`.
 
@@ -76,7 +76,7 @@ def page(
         where = None if wanted.where is None else parse_search(wanted.where)
         before_id = None if after is None else after.job_id
         rows = repository.page(session, wanted, where=where, before_id=before_id, limit=limit + 1)
-        positions = [Position(0, None, row.id) for row in rows]
+        positions = [SortPosition(0, None, row.id) for row in rows]
     else:
         positions = _sorted(session, wanted, wanted.sort, after, limit + 1)
         by_id = jobs_repository.several(session, [each.job_id for each in positions])
@@ -90,8 +90,8 @@ def page(
 
 
 def _sorted(
-    session: Session, wanted: JobTable, sort: str, after: Position | None, limit: int
-) -> list[Position]:
+    session: Session, wanted: JobTable, sort: str, after: SortPosition | None, limit: int
+) -> list[SortPosition]:
     by = parse_sort(sort)
     return sorting.page(session, chosen(session, wanted), by, after, limit)
 
@@ -121,12 +121,12 @@ def owners(session: Session, wanted: JobFilter, *, limit: int) -> dict[str, str]
     return {row.id: row.owner for row in rows}
 
 
-def _cursor(wanted: JobTable, last: Position) -> str:
+def _cursor(wanted: JobTable, last: SortPosition) -> str:
     at = last.job_id if wanted.sort is None else [last.stage, last.value, last.job_id]
     return encode_cursor(scope(wanted), at)
 
 
-def position(wanted: JobTable, cursor: str | None) -> Position | None:
+def position(wanted: JobTable, cursor: str | None) -> SortPosition | None:
     """Return the position in a cursor. Raises BadCursor if the cursor is not from this listing."""
     if cursor is None:
         return None
@@ -135,5 +135,5 @@ def position(wanted: JobTable, cursor: str | None) -> Position | None:
         case [int(stage), str() | float() | int() | None as value, str(job_id)]:
             is_id = re.fullmatch(r"job-[0-9a-z]{1,60}", job_id)
             if is_id and (not isinstance(value, str) or storable(value)):
-                return Position(stage, value, job_id)
+                return SortPosition(stage, value, job_id)
     raise BadCursor("the cursor does not belong to this listing")

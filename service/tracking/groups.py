@@ -27,7 +27,7 @@ Order = tuple[bool, float, bool, str]
 
 
 @dataclass
-class Group:
+class GroupOfJobs:
     key: str | None
     num_jobs: int = 0
     values: list[tuple[float, str]] = field(default_factory=list)
@@ -84,7 +84,7 @@ class JobGrouping:
         return await self._database.read(work)
 
 
-def _groups(session: Session, wanted: JobGroups, sort: Sort | None) -> Sequence[Group]:
+def _groups(session: Session, wanted: JobGroups, sort: Sort | None) -> Sequence[GroupOfJobs]:
     chosen = listing.chosen(session, wanted)
     rows = repository.keys(session, chosen, _grouped_by(wanted.by), MAX_JOBS + 1)
     if len(rows) > MAX_JOBS:
@@ -95,9 +95,9 @@ def _groups(session: Session, wanted: JobGroups, sort: Sort | None) -> Sequence[
     numbers = {}
     if sort is not None:
         numbers = repository.numbers(session, sort.field, [job_id for job_id, _ in rows])
-    found: dict[str | None, Group] = {}
+    found: dict[str | None, GroupOfJobs] = {}
     for job_id, key in rows:
-        group = found.setdefault(key, Group(key))
+        group = found.setdefault(key, GroupOfJobs(key))
         group.num_jobs += 1
         if job_id in numbers:
             group.values.append((float(numbers[job_id]), job_id))
@@ -131,7 +131,7 @@ def _position(found: object) -> Order:
     raise BadCursor("the cursor does not belong to this listing")
 
 
-def _view(group: Group, sort: Sort | None, names: Mapping[str, str]) -> views.JobGroup:
+def _view(group: GroupOfJobs, sort: Sort | None, names: Mapping[str, str]) -> views.JobGroup:
     best = group.best(sort)
     found = views.JobGroup(
         key=group.key,

@@ -103,7 +103,7 @@ def list_jobs(
         typer.Option(
             metavar="VIEW",
             help="Use the filter, order and columns of a saved view: NAME, or OWNER/NAME. Other "
-            "options replace those of the view.",
+            "options replace the view's options.",
         ),
     ] = None,
     save: Annotated[

@@ -65,7 +65,7 @@ def show_view(view: ViewName, as_json: AsJson = False) -> None:
 
 @group.command("rm")
 def delete_view(view: ViewName) -> None:
-    """Delete one of your saved views; admins can also delete those of other users."""
+    """Delete one of your saved views; admins can also delete other users' views."""
     from dray.cli.display.output import warn
 
     owner, _, name = view.rpartition("/")

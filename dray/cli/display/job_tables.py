@@ -54,8 +54,8 @@ class Shown:
 def with_view(
     client: Client, view: str, given: Mapping[str, Any], shown: Shown
 ) -> tuple[dict[str, Any], Shown]:
-    """Return the filter and the options of `dray ls`, and those of the view where they are not
-    given."""
+    """Return the filter and the options of `dray ls`. Options that are not given are taken from the
+    view."""
     owner, _, name = view.rpartition("/")
     query = dict(client.saved_view(name, owner=owner or None).query)
     mine = {part: query.pop(part, None) for part in ("sort", "columns", "group")}
@@ -75,7 +75,7 @@ def save(client: Client, name: str, given: Mapping[str, Any], shown: Shown) -> N
     for part in ("sort", "columns", "group"):
         if (value := getattr(shown, part)) is not None:
             query[part] = value
-    saved = client.save_view(name, view_project=given["project"], **query)
+    saved = client.save_view(name, view_project=given.get("project"), **query)
     warn(f"saved the view {saved.owner}/{saved.name}")
 
 

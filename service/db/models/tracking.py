@@ -10,7 +10,6 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from service.db.models.base import Base, job_key
 
-
 IS_SHARED = "holder < 'job-'"
 """Condition for values that several jobs share. The ids of arrays and of defaults sort before job
 ids."""

@@ -56,7 +56,7 @@ Field = SearchField | Fact | ParameterField
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     text: str
     """The column as the caller wrote it, without spaces at its ends."""
     field: Field
@@ -68,10 +68,10 @@ class Sort:
     descending: bool = False
 
 
-def parse_columns(text: str) -> list[Column]:
+def parse_columns(text: str) -> list[TableColumn]:
     """Parse a list of columns. A column that occurs twice is returned once. Raises InvalidSearch
     with the column that is wrong."""
-    found: dict[str, Column] = {}
+    found: dict[str, TableColumn] = {}
     at = 0
     while at <= len(text):
         match = _PIECE.match(text, at)
@@ -80,7 +80,7 @@ def parse_columns(text: str) -> list[Column]:
         if end < len(text) and text[end] != ",":
             raise _invalid(text[at:], f"{text[end]} has no closing {text[end]}", "/columns")
         piece = match[0].strip()
-        found[piece] = Column(piece, _field(piece, "/columns"))
+        found[piece] = TableColumn(piece, _field(piece, "/columns"))
         at = end + 1
     if len(found) > MAX_COLUMNS:
         raise InvalidSearch(

@@ -26,6 +26,8 @@ METHODS: dict[str, Callable[..., Any]] = {
     "get_job": Client.get,
     "list_jobs": Client.jobs,
     "list_job_groups": Client.groups,
+    "list_views": Client.saved_views,
+    "get_view": Client.saved_view,
     "report_costs": Client.costs,
     "list_accounting": Client.accounting,
     "report_shares": Client.shares,

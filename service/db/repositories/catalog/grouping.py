@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from service.db.models import JobLabelRow, JobRow, SweepRow
 from service.db.repositories.bulk import CHUNK, in_chunks
 from service.db.repositories.catalog import search, sorted_documents, sorting
-from service.db.repositories.catalog.sort_stages import Chosen, Values
+from service.db.repositories.catalog.sort_stages import AnySelect, Chosen, Values
 from service.domain.tracking.columns import Field, ParameterField, Sort
 from service.domain.tracking.search_tree import DocumentField, JobColumn, LabelField
 
@@ -23,6 +23,7 @@ def keys(
 ) -> Sequence[Row[str, str | None]]:
     """Return (id, key of the group) of the newest jobs. The key is None for a job that is in no
     group."""
+    query: AnySelect
     match by:
         case None:
             query = select(JobRow.id, SweepRow.array_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from sqlalchemy import ColumnElement, Select, literal, select, tuple_
 from sqlalchemy.orm import Session
@@ -15,10 +15,11 @@ from service.db.types import UtcDateTime
 from service.domain.errors import BadCursor
 
 Value = str | float | None
+AnySelect: TypeAlias = Select[*tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
-class Position:
+class SortPosition:
     """A job's position in an order."""
 
     stage: int
@@ -43,7 +44,7 @@ class Chosen:
             return self
         return replace(self, conditions=(*self.conditions, *conditions), is_filtered=True)
 
-    def of(self, query: Select[Any], job_id: Any) -> Select[Any]:
+    def of(self, query: AnySelect, job_id: Any) -> AnySelect:
         """Restrict a query to these jobs. `job_id` is the query's column with the job's id."""
         if self.ids is not None:
             query = query.where(job_id.in_(self.ids))
@@ -58,9 +59,9 @@ class Chosen:
         return query.where(same.correlate_except(JobRow).exists())
 
 
-class Stage(Protocol):
+class SortStage(Protocol):
     def page(
-        self, session: Session, chosen: Chosen, after: Position | None, limit: int
+        self, session: Session, chosen: Chosen, after: SortPosition | None, limit: int
     ) -> Sequence[tuple[Value, str]]:
         """Return up to `limit` values and ids of jobs behind the position `after`."""
         ...
@@ -76,7 +77,7 @@ class Values:
     where: Sequence[ColumnElement[bool]] = ()
 
     def page(
-        self, session: Session, chosen: Chosen, after: Position | None, limit: int
+        self, session: Session, chosen: Chosen, after: SortPosition | None, limit: int
     ) -> Sequence[tuple[Value, str]]:
         query = select(self.value, self.job_id).where(*self.where, self.value.is_not(None))
         if after is not None:
@@ -110,7 +111,7 @@ class Ids:
     where: Sequence[ColumnElement[bool]]
 
     def page(
-        self, session: Session, chosen: Chosen, after: Position | None, limit: int
+        self, session: Session, chosen: Chosen, after: SortPosition | None, limit: int
     ) -> Sequence[tuple[Value, str]]:
         query = select(self.job_id).where(*self.where)
         if after is not None:

@@ -22,8 +22,8 @@ from service.db.repositories.catalog.document_values import SHARES
 from service.db.repositories.catalog.sort_stages import (
     Chosen,
     Ids,
-    Position,
-    Stage,
+    SortPosition,
+    SortStage,
     Value,
     directed,
 )
@@ -38,7 +38,7 @@ from service.domain.tracking.document_values import (
 from service.domain.tracking.search_tree import DocumentField, Exists
 
 _RECIPE = "/recipe"
-_FIRST_JOB = literal_column("'job-'")
+_FIRST_JOB: ColumnElement[str] = literal_column("'job-'")
 """A literal instead of a parameter, so that the database can use the index of shared values."""
 
 Found = Sequence[tuple[Value, str]]
@@ -61,7 +61,7 @@ def _sources(field: DocumentField | ParameterField) -> list[_Source]:
     return named if field.pointer is None else [*named, _Source(field.pointer, of_recipes=True)]
 
 
-def stages(field: DocumentField | ParameterField, descending: bool) -> Iterator[Stage]:
+def stages(field: DocumentField | ParameterField, descending: bool) -> Iterator[SortStage]:
     sources = _sources(field)
     yield _Numbers(sources, descending)
     yield _Strings(sources, descending)
@@ -120,7 +120,7 @@ class _DocumentStage:
     sources: Sequence[_Source]
     descending: bool
 
-    def _sorted(self, found: dict[str, Any], after: Position | None, limit: int) -> Found:
+    def _sorted(self, found: dict[str, Any], after: SortPosition | None, limit: int) -> Found:
         """Return the first of these jobs behind the position `after`. `found` maps ids to
         values."""
         rows = sorted(((value, job_id) for job_id, value in found.items()), reverse=self.descending)
@@ -151,7 +151,9 @@ def _is_number(row: Any) -> ColumnElement[bool]:
 
 
 class _Numbers(_DocumentStage):
-    def page(self, session: Session, chosen: Chosen, after: Position | None, limit: int) -> Found:
+    def page(
+        self, session: Session, chosen: Chosen, after: SortPosition | None, limit: int
+    ) -> Found:
         if after is not None and not isinstance(after.value, int | float):
             raise BadCursor("the cursor does not belong to this listing")
         if chosen.ids is not None:
@@ -176,7 +178,7 @@ class _Numbers(_DocumentStage):
         session: Session,
         chosen: Chosen,
         source: _Source,
-        after: Position | None,
+        after: SortPosition | None,
         limit: int,
     ) -> dict[str, Any]:
         """Return the first jobs that have their own number at the source."""
@@ -187,11 +189,11 @@ class _Numbers(_DocumentStage):
         if after is not None:
             here, last = tuple_(c.number, c.holder), (after.value, after.job_id)
             query = query.where(here < last if self.descending else here > last)
-        query = chosen.also(*_guards(session, source)).of(query, c.holder)
-        ordered = query.order_by(*directed(self.descending, c.number, c.holder))
-        return {job_id: number for number, job_id in session.execute(ordered.limit(limit))}
+        mine = chosen.also(*_guards(session, source)).of(query, c.holder)
+        ordered = mine.order_by(*directed(self.descending, c.number, c.holder))
+        return {row.holder: row.number for row in session.execute(ordered.limit(limit))}
 
-    def _shared(self, session: Session, after: Position | None, last: Value) -> Sequence[float]:
+    def _shared(self, session: Session, after: SortPosition | None, last: Value) -> Sequence[float]:
         """Return the different numbers that several jobs share, between the position `after` and
         the number `last`."""
         c = DocumentValueRow
@@ -212,7 +214,7 @@ class _Numbers(_DocumentStage):
         session: Session,
         chosen: Chosen,
         number: float,
-        after: Position | None,
+        after: SortPosition | None,
         limit: int,
     ) -> dict[str, Any]:
         """Return the first jobs whose value is `number`."""
@@ -223,7 +225,9 @@ class _Numbers(_DocumentStage):
 
 
 class _Strings(_DocumentStage):
-    def page(self, session: Session, chosen: Chosen, after: Position | None, limit: int) -> Found:
+    def page(
+        self, session: Session, chosen: Chosen, after: SortPosition | None, limit: int
+    ) -> Found:
         if after is not None and not isinstance(after.value, str):
             raise BadCursor("the cursor does not belong to this listing")
         if chosen.ids is not None:
@@ -240,7 +244,7 @@ class _Strings(_DocumentStage):
                 break
         return found
 
-    def _texts(self, session: Session, after: Position | None) -> Iterator[str]:
+    def _texts(self, session: Session, after: SortPosition | None) -> Iterator[str]:
         """Yield the different strings from the position `after` on."""
         c = DocumentValueRow
         query: Select[Any] = select(c.text).where(
@@ -269,7 +273,9 @@ def _has_text(text: str) -> Callable[[Any], ColumnElement[bool]]:
 
 
 class _Missing(_DocumentStage):
-    def page(self, session: Session, chosen: Chosen, after: Position | None, limit: int) -> Found:
+    def page(
+        self, session: Session, chosen: Chosen, after: SortPosition | None, limit: int
+    ) -> Found:
         def is_set(row: Any) -> ColumnElement[bool]:
             return or_(row.text.is_not(None), row.number.is_not(None))
 

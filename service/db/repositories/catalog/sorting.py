@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from dray.filters import JobFilter
 from service.db.models import JobCostRow, JobLabelRow, JobRow, MetricSummaryRow
 from service.db.repositories.catalog import listing, search, sorted_documents
-from service.db.repositories.catalog.sort_stages import Chosen, Ids, Position, Stage, Values
+from service.db.repositories.catalog.sort_stages import Chosen, Ids, SortPosition, SortStage, Values
 from service.domain.tracking.columns import Fact, ParameterField, Sort
 from service.domain.tracking.search_tree import (
     DocumentField,
@@ -50,24 +50,24 @@ def page(
     session: Session,
     chosen: Chosen,
     sort: Sort,
-    after: Position | None,
+    after: SortPosition | None,
     limit: int,
-) -> list[Position]:
+) -> list[SortPosition]:
     """Return the positions of up to `limit` jobs behind the position `after`."""
-    found: list[Position] = []
+    found: list[SortPosition] = []
     with search.limited(session):
         for number, stage in enumerate(stages(sort)):
             if after is not None and number < after.stage:
                 continue
             begin = after if after is not None and number == after.stage else None
             rows = stage.page(session, chosen, begin, limit - len(found))
-            found += [Position(number, value, job_id) for value, job_id in rows]
+            found += [SortPosition(number, value, job_id) for value, job_id in rows]
             if len(found) == limit:
                 break
     return found
 
 
-def stages(sort: Sort) -> Iterator[Stage]:
+def stages(sort: Sort) -> Iterator[SortStage]:
     field, descending = sort.field, sort.descending
     match field:
         case JobColumn("id" | "created_at"):
@@ -101,7 +101,7 @@ def stages(sort: Sort) -> Iterator[Stage]:
             assert_never(field)
 
 
-def _optional(job_id: Any, value: Any, descending: bool) -> Iterator[Stage]:
+def _optional(job_id: Any, value: Any, descending: bool) -> Iterator[SortStage]:
     yield Values(job_id, value, descending)
     yield Ids(job_id, descending, (value.is_(None),))
 

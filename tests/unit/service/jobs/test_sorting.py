@@ -200,6 +200,8 @@ def _results(session: Session, chance: random.Random, jobs: list[Known]) -> None
                 job.duration = columns["ran_s"] = chance.choice([0.0, 1.5, 60.0])
         if chance.random() < 0.5:
             job.cost = chance.choice([0.0, 0.25, 1.5, 1000.0])
+            parts = {"useful": job.cost, "wasted": 0.0, "unreported": 0.0}
+            columns["cost"] = {"currency": "EUR", "total": job.cost, **parts}
             session.execute(insert(JobCostRow).values(job_id=job.id, total=job.cost))
         session.execute(update(JobRow).where(JobRow.id == job.id).values(**columns))
 
@@ -262,7 +264,7 @@ async def test_every_order_is_that_of_a_plain_sort(
     service: Service, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     chance = random.Random(seed)
-    jobs = await made(service, chance, 30)
+    jobs = await made(service, chance, 24)
     for column, value in COLUMNS.items():
         for descending in (False, True):
             name = chance.choice(list(FILTERS))
@@ -272,7 +274,7 @@ async def test_every_order_is_that_of_a_plain_sort(
             wanted = JobTable(sort=sort, **arguments)
             chosen = [job for job in jobs if matches(job)]
             expected = plainly_sorted(chosen, value, descending=descending)
-            limit = chance.choice([1, 3, 7, 100])
+            limit = chance.choice([4, 9, 100])
             assert await listed(service, limit, wanted) == expected, (sort, name, limit)
 
 
