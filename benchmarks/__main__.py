@@ -69,6 +69,7 @@ BENCHMARKS = {
     "script_steps": "scripts.steps",
     "status_get": "serving.status_get",
     "service_scale": "serving.scale",
+    "sorted_lists": "serving.sorted_lists",
     "metrics": "serving.metrics",
     "cli_start_up": "serving.start_up",
     "onlookers": "serving.onlookers",

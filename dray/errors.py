@@ -290,6 +290,10 @@ class ReservationNotFound(NotFound, code="reservation_not_found"):
     """There is no reservation with this name, or it doesn't concern you."""
 
 
+class ViewNotFound(NotFound, code="view_not_found"):
+    """The user has no saved view with this name."""
+
+
 class NodeNotFound(NotFound, code="node_not_found"):
     """There is no node with this name in the cluster."""
 
@@ -371,6 +375,10 @@ class ReservationOverlaps(Conflict, code="reservation_overlaps"):
 
 class TooManyReservations(Conflict, code="too_many_reservations"):
     """The server already stores the maximum number of reservations."""
+
+
+class TooManyViews(Conflict, code="too_many_views"):
+    """The user already has the maximum number of saved views."""
 
 
 class QueueInUse(Conflict, code="queue_in_use"):

@@ -164,6 +164,53 @@ class JobFilter(BasicJobFilter):
     ] = None
 
 
+class JobTable(JobFilter):
+    """A list of jobs with a column by which it is sorted, and with values to show for each job."""
+
+    sort: Annotated[
+        str | None,
+        Field(
+            max_length=1024,
+            description="The column by which the jobs are sorted, such as `val/accuracy` or "
+            "`best:val/accuracy`; with `-` in front of it, in descending order. Jobs without the "
+            "value are last. The default is newest first.",
+        ),
+    ] = None
+    columns: Annotated[
+        str | None,
+        Field(
+            max_length=8192,
+            description="Comma-separated columns whose values are returned with each job, such as "
+            "`lr,best:val/accuracy,cost`.",
+        ),
+    ] = None
+
+
+GroupedBy = Annotated[
+    str,
+    Field(
+        max_length=80,
+        pattern="^(sweep|experiment|user|label:.+)$",
+        description="How jobs are grouped: `sweep`, `experiment`, `user`, or `label:KEY` for the "
+        "values of a label.",
+    ),
+]
+
+
+class JobGroups(JobFilter):
+    """Groups of the jobs of a list."""
+
+    by: GroupedBy
+    sort: Annotated[
+        str | None,
+        Field(
+            max_length=1024,
+            description="The column whose values are compared, such as `val/accuracy`. The best "
+            "value of a group is the smallest or, with `-` in front of the column, the largest.",
+        ),
+    ] = None
+
+
 class AccountingFilter(BasicJobFilter):
     """Selects the attempts for accounting: attempts that ran in a period and whose jobs match the
     other fields."""

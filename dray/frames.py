@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from dray.arguments import with_parameters
@@ -32,8 +33,12 @@ def require_pandas() -> Any:
 def of_jobs(jobs: Sequence[views.Job]) -> pandas.DataFrame:
     """Return a DataFrame with one row per job, indexed by job id. The columns are the job's
     outcome, the document's fields that differ between the jobs (named by their paths), the job's
-    arguments (such as `parameters.lr`), and the last value of each metric."""
+    arguments (such as `parameters.lr`), and the last value of each metric. If the jobs were listed
+    with `columns`, the columns are these instead."""
     pandas = require_pandas()
+    index = pandas.Index([job.id for job in jobs], name="job", dtype=object)
+    if any(job.values for job in jobs):
+        return pandas.DataFrame(of_values(jobs), index=index)
     documents = [_flat(with_parameters(job.spec)) for job in jobs]
     paths = [
         path
@@ -50,8 +55,32 @@ def of_jobs(jobs: Sequence[views.Job]) -> pandas.DataFrame:
         for job, document in zip(jobs, documents, strict=True)
     ]
     columns = list(rows[0]) if rows else list(_ABOUT)
-    index = pandas.Index([job.id for job in jobs], name="job", dtype=object)
     return pandas.DataFrame(rows, index=index, columns=columns)
+
+
+_NOT_IN_JSON = ("NaN", "Infinity", "-Infinity")
+"""Numbers that JSON can't represent."""
+_TIMES = ("created_at", "started_at", "finished_at")
+
+
+def of_values(jobs: Sequence[views.Job]) -> dict[str, list[Any]]:
+    """Return the values of each column with which the jobs were listed, keyed by column. Times are
+    converted to datetimes, and names such as `NaN` in a column of numbers are converted to
+    floats."""
+    found: dict[str, list[Any]] = {}
+    for name in jobs[0].values if jobs else ():
+        values = [job.values[name] for job in jobs]
+        if name in _TIMES:
+            values = [None if value is None else datetime.fromisoformat(value) for value in values]
+        elif all(value is None or _is_number(value) for value in values):
+            values = [float(value) if value in _NOT_IN_JSON else value for value in values]
+        found[name] = values
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    is_plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_plain or value in _NOT_IN_JSON
 
 
 _ABOUT = (

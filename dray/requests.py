@@ -177,18 +177,24 @@ MAX_TAGS = 32
 MAX_NOTES = 32_768
 
 
+NUM_COLOURS = 20
+
+
 class AnnotationRequest(Document):
-    """Change the tags and notes of a job. Omitted fields remain unchanged."""
+    """Change the tags, the notes and the colour of a job. Omitted fields remain unchanged."""
 
     add_tags: Annotated[tuple[Tag, ...], Field(max_length=MAX_TAGS)] = ()
     remove_tags: Annotated[tuple[Tag, ...], Field(max_length=MAX_TAGS)] = ()
     notes: Annotated[str, StringConstraints(max_length=MAX_NOTES)] | None = None
     """Markdown that replaces the current notes; an empty string removes them."""
+    colour: Annotated[Int, Field(ge=0, lt=NUM_COLOURS)] | Literal["auto"] | None = None
+    """Number of the colour in which the web page draws the job's curves; `auto` lets the page
+    choose again."""
 
     @model_validator(mode="after")
     def _something(self) -> Self:
-        if not (self.add_tags or self.remove_tags or self.notes is not None):
-            raise ValueError("specify at least one of add_tags, remove_tags and notes")
+        if not (self.add_tags or self.remove_tags) and (self.notes, self.colour) == (None, None):
+            raise ValueError("specify at least one of add_tags, remove_tags, notes and colour")
         return self
 
 

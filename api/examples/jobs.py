@@ -76,6 +76,8 @@ SWEEP: Mapping[str, Any] = {
 TRIAL: Mapping[str, Any] = {
     "index": 3,
     "job_id": JOB_ID,
+    "variant": "#3 lr 0.00316, name adamw",
+    "colour": None,
     "state": "SUCCEEDED",
     "reason": {"code": "succeeded", "message": "trained to its end"},
     "parameters": {"train.optimizer.lr": 0.00316, "train.optimizer.name": "adamw"},

@@ -52,6 +52,8 @@ JOB: Mapping[str, Any] = {
     "spec": {"version": 1, **DOCUMENT},
     "array_id": None,
     "array_index": None,
+    "variant": None,
+    "colour": 4,
     "schedule_id": SCHEDULE_ID,
     "scheduled_at": "2026-11-21T09:45:00+01:00",
     "attempt": 1,
@@ -91,6 +93,8 @@ JOB: Mapping[str, Any] = {
     "started_at": STARTED,
     "first_step_at": STEPPED,
     "finished_at": None,
+    "values": {"lr": 0.001, "best:val/accuracy": 0.93},
+    "values_as_of": STEPPED,
     "links": {
         "self": f"/v1/jobs/{JOB_ID}",
         "metrics": f"/v1/jobs/{JOB_ID}/metrics",

@@ -38,7 +38,15 @@ REQUESTS: Mapping[str, Mapping[str, Any]] = {
         "parameters": {"priority": 20},
         "dry_run": True,
     },
-    "AnnotationRequest": {"add_tags": ["good"], "notes": "Best so far."},
+    "SavedViewRequest": {
+        "query": {
+            "label": ["experiment=digits"],
+            "sort": "-best:val/accuracy",
+            "columns": "name,lr,best:val/accuracy",
+        },
+        "project": "vision",
+    },
+    "AnnotationRequest": {"add_tags": ["good"], "notes": "Best so far.", "colour": 4},
     "ExperimentRequest": {"baseline": OTHER_ID},
     "QueueRequest": {**RULES, "limit": {"GPU": 8, "memory": "64GiB"}},
     "QueueChangeRequest": {"limit": {"GPU": 16, "memory": None}, "max_queued": None},

@@ -15,10 +15,27 @@ EXPERIMENT: Mapping[str, Any] = {
 }
 
 
+SAVED_VIEW: Mapping[str, Any] = {
+    "name": "best",
+    "owner": "ann",
+    "project": "vision",
+    "query": {
+        "label": ["experiment=digits"],
+        "sort": "-best:val/accuracy",
+        "columns": "name,lr,best:val/accuracy",
+    },
+    "updated_at": STEPPED,
+}
+
+
 def compared(job_id: str) -> Mapping[str, Any]:
     return {
         **{name: JOB[name] for name in ("name", "owner", "world_size", "created_at", "goodput")},
         "id": job_id,
+        "variant": None,
+        "colour": None,
+        "array_id": None,
+        "labels": {"team": "vision", "experiment": "digits"},
         "state": "SUCCEEDED",
         "experiment": "digits",
         "tags": ["good"] if job_id == JOB_ID else [],
@@ -88,6 +105,25 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
         "complete": False,
     },
     "Comparison": COMPARISON,
+    "JobGroupPage": {
+        "items": [
+            {
+                "key": "digits",
+                "name": None,
+                "num_jobs": 3,
+                "num_values": 2,
+                "best": 0.93,
+                "best_job": JOB_ID,
+                "mean": 0.92,
+                "std": 0.0141,
+                "min": 0.91,
+                "max": 0.93,
+            }
+        ],
+        "next_cursor": None,
+    },
+    "SavedView": SAVED_VIEW,
+    "SavedViewPage": {"items": [SAVED_VIEW], "next_cursor": None},
     "ExperimentPage": {"items": [EXPERIMENT], "next_cursor": None},
     "ExperimentSummary": {
         **EXPERIMENT,
@@ -107,6 +143,7 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
     "Annotations": {
         "tags": ["good"],
         "notes": "Best so far.",
+        "colour": 4,
         "revision": 3,
         "updated_at": STEPPED,
         "updated_by": "ann",

@@ -30,7 +30,7 @@ from api.http.waiting import limited
 from api.openapi import JOB_SPEC_BODY, json_body
 from api.problems import BODY, SUBMISSION, declare
 from dray import views
-from dray.filters import JobFilter
+from dray.filters import JobTable
 from dray.requests import JobChangeRequest, PreemptRequest
 from service.jobs.changes import JobChanges
 
@@ -42,7 +42,7 @@ TheChanges = Annotated[
 DEFAULT_PROJECT = "default"
 
 
-class ListQuery(JobFilter, Query):
+class ListQuery(JobTable, Query):
     brief: bool = False
     """Leave each job's `spec` empty, which makes the response much smaller."""
     limit: Annotated[int, Field(ge=1, le=500)] = 100
@@ -120,13 +120,16 @@ async def submit(
 async def list_jobs(
     request: Request, jobs: TheJobs, caller: Caller, query: Annotated[ListQuery, QueryParameters()]
 ) -> Response:
-    """List jobs, newest first.
+    """List jobs, newest first or in the order of `sort`.
 
-    The server processes two searches with `where` per caller at a time. A few more requests wait,
-    and all further requests are refused with 429.
+    If a value by which the list is sorted changes between two pages, the job can be missing or be
+    listed a second time.
+
+    The server processes two lists with `where` or `sort` per caller at a time. A few more requests
+    wait, and all further requests are refused with 429.
     """
     chosen = query.model_copy(update={"owner": caller}) if query.owner == "@me" else query
-    async with limited(request) if query.where else nullcontext():
+    async with limited(request) if query.where or query.sort else nullcontext():
         page = await jobs.list(chosen, limit=query.limit, cursor=query.cursor)
     if query.brief:
         page.items = [job.model_copy(update={"spec": {}}) for job in page.items]

@@ -132,8 +132,7 @@ async def change_experiment(
 async def get_annotations(
     request: Request, tracking: TheTracking, _: Caller, job_id: str
 ) -> Response:
-    """Show the tags and notes of a job. The ETag of the response is the revision of the tags and
-    notes."""
+    """Show the tags, notes and colour of a job. The ETag of the response is their revision."""
     found = await tracking.annotations(job_id)
     return answer(request, found, revision_tag(found.revision))
 
@@ -154,7 +153,7 @@ async def annotate(
     job_id: str,
     if_match: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """Add or remove tags of a job, or replace its notes. The job can be in any state.
+    """Add or remove tags of a job, or replace its notes or its colour. The job can be in any state.
 
     With `If-Match`, the change is made only if this header matches the current ETag of the
     annotations.

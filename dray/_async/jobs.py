@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from dray import errors, views
 from dray._async.calls import Calls
 from dray._http import references
-from dray._http.transport import LONG_POLL_S, Call, params, present, segment
-from dray.filters import JobFilter, States, label_texts, states_of
+from dray._http.transport import LONG_POLL_S, Call, Parameters, params, present, segment
+from dray.filters import JobFilter, JobTable, States, label_texts, states_of
 from dray.views import DrillKind, JobState
 
 
@@ -55,10 +55,13 @@ class JobCalls(Calls):
         created_after: datetime | None = None,
         created_before: datetime | None = None,
         where: str | None = None,
+        sort: str | None = None,
+        columns: Sequence[str] | None = None,
         brief: bool = False,
         page_size: int = 100,
     ) -> AsyncGenerator[views.Job, None]:
-        """Yield the jobs that match all arguments, newest first. Jobs are fetched page by page.
+        """Yield the jobs that match all arguments, newest first or in the order of `sort`. Jobs are
+        fetched page by page.
 
         state: one or more states; a job must be in one of them. queue: the job's queue, or a queue
         above it. owner: a user name, or `@me` for the caller. label: key-value pairs, all of which
@@ -70,9 +73,13 @@ class JobCalls(Calls):
         created_after, created_before: times with a time zone; a job must have been submitted at or
         after `created_after` and before `created_before`. where: a search expression such as
         `val/accuracy > 0.9 and train.optimizer.lr < 0.01`; raises InvalidSearch with the column of
-        the error. brief: omit each job's `spec`, which makes up most of a response.
+        the error. sort: a column such as `best:val/accuracy` or, for descending order,
+        `-best:val/accuracy`; jobs without the value come last. If a job's value changes during the
+        iteration, the job can be missing. columns: columns such as `lr` and `cost`, whose values
+        are in each job's `values`. brief: omit each job's `spec`, which makes up most of a
+        response.
         """
-        chosen = JobFilter.model_construct(
+        chosen = JobTable.model_construct(
             state=states_of(state),
             queue=queue,
             label=label_texts(label),
@@ -89,9 +96,22 @@ class JobCalls(Calls):
             created_after=created_after,
             created_before=created_before,
             where=where,
+            sort=sort,
+            columns=None if columns is None else ",".join(columns),
         )
         query = (*references.query_of(chosen), *params(brief=brief))
-        return self._items(views.JobPage, "/v1/jobs", query, page_size=page_size)
+        return self._listed_once(query, page_size)
+
+    async def _listed_once(
+        self, query: Parameters, page_size: int
+    ) -> AsyncGenerator[views.Job, None]:
+        """Yield each job of the list once. In a sorted list, a job can be on two pages if its value
+        changes between them."""
+        seen = set()
+        async for job in self._items(views.JobPage, "/v1/jobs", query, page_size=page_size):
+            if job.id not in seen:
+                seen.add(job.id)
+                yield job
 
     async def resolve(self, reference: str, *, arrays: bool = False) -> str:
         """Return the id of the job that `reference` identifies: a name, or the beginning of an id.

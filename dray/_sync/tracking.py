@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from dray import frames, views
+from dray._http import references
 from dray._http.transport import Call, params, present, segment
 from dray._sync.reports import ReportCalls
+from dray.filters import JobGroups, States, label_texts, states_of
 
 if TYPE_CHECKING:
     import pandas
@@ -33,8 +36,11 @@ class TrackingCalls(ReportCalls):
 
     def frame(self, jobs: Jobs) -> pandas.DataFrame:
         """Return a pandas DataFrame with one row per job, indexed by id. The columns are the
-        outcome, the fields in which the documents differ, and the latest value of each metric.
-        Raises ImportError if pandas is not installed (`pip install 'dray[frames]'`)."""
+        outcome, the fields in which the documents differ, and the latest value of each metric; or
+        the columns with which the jobs were listed, as in
+        `frame(jobs(columns=["lr", "best:val/accuracy"]))`. Raises ImportError if pandas is not
+        installed (`pip install 'dray[frames]'`); each job's `values` has the same values as a
+        dictionary."""
         frames.require_pandas()
         found = []
         for job in _listed(jobs):
@@ -57,6 +63,93 @@ class TrackingCalls(ReportCalls):
             job_id = job if isinstance(job, str) else job.id
             found.append((job_id, self.metrics(job_id, keys, max_points=max_points)))
         return frames.of_series(found)
+
+    def groups(
+        self,
+        by: str,
+        *,
+        sort: str | None = None,
+        state: States | None = None,
+        queue: str | None = None,
+        label: Mapping[str, str] | None = None,
+        owner: str | None = None,
+        project: str | None = None,
+        name: str | None = None,
+        name_glob: str | None = None,
+        text: str | None = None,
+        array: str | None = None,
+        array_index: int | None = None,
+        schedule: str | None = None,
+        reservation: str | None = None,
+        created_after: datetime | None = None,
+        created_before: datetime | None = None,
+        where: str | None = None,
+        page_size: int = 100,
+    ) -> Generator[views.JobGroup, None, None]:
+        """Yield groups of the jobs that match all arguments, each with its best value, mean and
+        standard deviation, in the order of the best values.
+
+        by: `sweep`, `experiment`, `user`, or `label:KEY`. sort: the column that is compared, such
+        as `val/loss`, or `-val/accuracy` if larger values are better; without it, the groups are in
+        the order of their keys. The other arguments are the same as in `jobs`. Raises
+        InvalidSearch if the column is not a number.
+        """
+        chosen = JobGroups.model_construct(
+            by=by,
+            sort=sort,
+            state=states_of(state),
+            queue=queue,
+            label=label_texts(label),
+            owner=owner,
+            project=project,
+            name=name,
+            name_glob=name_glob,
+            text=text,
+            array=array,
+            array_index=array_index,
+            schedule=schedule,
+            reservation=reservation,
+            created_after=created_after,
+            created_before=created_before,
+            where=where,
+        )
+        query = references.query_of(chosen)
+        return self._items(views.JobGroupPage, "/v1/job-groups", query, page_size=page_size)
+
+    def save_view(
+        self, name: str, *, view_project: str | None = None, **query: Any
+    ) -> views.SavedView:
+        """Save a list of jobs under a name, or replace your view with this name.
+
+        `query` has the arguments of `jobs`, and `group`, which has the values of `by` in `groups`.
+        view_project: the project that the view is for. Raises InvalidSearch or TooManyViews.
+        """
+        if "label" in query:
+            query["label"] = label_texts(query["label"])
+        if "state" in query:
+            query["state"] = states_of(query["state"])
+        if not isinstance(query.get("columns", ""), str):
+            query["columns"] = ",".join(query["columns"])
+        body = {"query": query, "project": view_project}
+        return self._read(views.SavedView, Call.with_json("PUT", _view_path(name), body))
+
+    def saved_view(self, name: str, *, owner: str | None = None) -> views.SavedView:
+        """Return your saved view, or the view of `owner`. Raises ViewNotFound."""
+        call = Call("GET", _view_path(name), params(owner=owner))
+        return self._read(views.SavedView, call)
+
+    def saved_views(
+        self, *, owner: str | None = None, project: str | None = None, page_size: int = 100
+    ) -> Generator[views.SavedView, None, None]:
+        """Yield the saved views of all users, or only of `owner` (`@me` for the caller) and
+        `project`, sorted by name and owner."""
+        query = params(owner=owner, project=project)
+        return self._items(views.SavedViewPage, "/v1/views", query, page_size=page_size)
+
+    def delete_view(self, name: str, *, owner: str | None = None) -> None:
+        """Delete your saved view; admins can also delete the view of another `owner`. Raises
+        ViewNotFound or Forbidden."""
+        self._send(Call("DELETE", _view_path(name), params(owner=owner)))
 
     def experiments(self, *, page_size: int = 100) -> Generator[views.Experiment, None, None]:
         """Yield the experiments, which are the values of the label `experiment`, sorted by name."""
@@ -85,20 +178,27 @@ class TrackingCalls(ReportCalls):
         add_tags: Sequence[str] | None = None,
         remove_tags: Sequence[str] | None = None,
         notes: str | None = None,
+        colour: int | Literal["auto"] | None = None,
         revision: int | None = None,
     ) -> views.Annotations:
-        """Add or remove tags of a job in any state, or replace its notes (Markdown). If `revision`
-        is given, as returned by `annotations`, raises AnnotationsChanged if the tags or notes have
-        changed since that revision."""
+        """Add or remove tags of a job in any state, or replace its notes (Markdown) or the colour
+        (0 to 19) of its curves on the web page. With the colour `auto`, the page chooses. If
+        `revision` is given, as returned by `annotations`, raises AnnotationsChanged if the tags,
+        the notes or the colour have changed since that revision."""
         changes = present(
             add_tags=add_tags and list(add_tags),
             remove_tags=remove_tags and list(remove_tags),
             notes=notes,
+            colour=colour,
         )
         headers = None if revision is None else {"If-Match": f'"{revision}"'}
         path = f"/v1/jobs/{segment(job_id)}/annotations"
         call = Call.with_json("PATCH", path, changes, headers=headers)
         return self._read(views.Annotations, call)
+
+
+def _view_path(name: str) -> str:
+    return f"/v1/views/{segment(name)}"
 
 
 def _path(experiment: str) -> str:

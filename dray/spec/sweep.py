@@ -43,7 +43,8 @@ FIXED: Final = ("model.code", "model.import")
 once, when the sweep is submitted."""
 RECIPE_METRICS: Final = ("train/loss", "perf/samples_per_s", "perf/step_time_s")
 """Metrics that every recipe reports in addition to its evaluation metrics."""
-_LESS_IS_BETTER: Final = MINIMISED | {"train/loss", "perf/step_time_s"}
+LESS_IS_BETTER: Final = MINIMISED | {"train/loss", "perf/step_time_s"}
+"""Metrics that recipes report, and for which lower values are better."""
 
 _NEAR: Final = 1e-9
 """Tolerance for binary rounding errors, in units of a range's step."""
@@ -270,7 +271,7 @@ class Sweep(Document):
 
     @property
     def maximises(self) -> bool:
-        return (self.mode or ("min" if self.metric in _LESS_IS_BETTER else "max")) == "max"
+        return (self.mode or ("min" if self.metric in LESS_IS_BETTER else "max")) == "max"
 
     @property
     def num_trials(self) -> int:
@@ -375,7 +376,7 @@ class Sweep(Document):
                 )
 
     def _check_script(self) -> None:
-        if self.mode is None and self.metric not in _LESS_IS_BETTER:
+        if self.mode is None and self.metric not in LESS_IS_BETTER:
             raise wrong(
                 "/sweep/mode",
                 f"is missing: dray does not know whether a lower {self.metric} is better, so set "

@@ -64,6 +64,10 @@ class Trial(View):
 
     index: int
     job_id: str
+    variant: str = ""
+    """`Job.variant` of the trial's job, such as `#3 lr 0.01, width 32`."""
+    colour: int | None = None
+    """`Job.colour` of the trial's job."""
     state: JobState
     reason: Reason
     parameters: dict[str, Any] | None = None

@@ -130,6 +130,12 @@ class Job(View):
     """Id of the job's array. Unset, like `array_index`, if the job is not part of an array."""
     array_index: int | None = None
     """Index of the job in its array, starting at 0."""
+    variant: str | None = None
+    """The index of the job in its array and, for a trial, the parameters that differ between the
+    trials, such as `#3 lr 0.01, width 32`. Unset if the job is not part of an array."""
+    colour: int | None = None
+    """Number of the colour in which the web page draws the job's curves, from 0 to 19; unset unless
+    a user has chosen one."""
     schedule_id: str | None = None
     """Id of the schedule that submitted the job. Unset, like `scheduled_at`, for other jobs."""
     scheduled_at: datetime | None = None
@@ -168,7 +174,18 @@ class Job(View):
     """When the job's first optimizer step was reported, by the worker's clock; unset for a script
     that reports no steps."""
     finished_at: datetime | None = None
+    values: dict[str, Any] = {}
+    """Values of the requested `columns`, keyed by column; null for values that the job doesn't
+    have. Empty unless columns were requested."""
+    values_as_of: datetime | None = None
+    """The time up to which the metrics in `values` cover the job's points. Set only if the job has
+    not ended and a metric was requested."""
     links: Links
+
+    @property
+    def title(self) -> str:
+        """The job's name and, if the job belongs to an array, its `variant`."""
+        return f"{self.name} {self.variant}" if self.variant else self.name
 
 
 class JobPage(View):

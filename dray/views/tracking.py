@@ -10,11 +10,14 @@ from dray.views.jobs import Cost, Goodput, JobState
 
 
 class Annotations(View):
-    """Tags and notes of a job, which can be changed at any time."""
+    """Tags, notes and colour of a job, which can be changed at any time."""
 
     tags: list[str]
     notes: str
     """Notes in Markdown; empty if the job has none."""
+    colour: int | None = None
+    """Number of the colour in which the web page draws the job's curves, from 0 to 19; unset unless
+    a user has chosen one."""
     revision: int
     """Number of changes so far; also the ETag of the response."""
     updated_at: datetime | None
@@ -36,6 +39,13 @@ class FinalMetric(View):
 class ComparedJob(View):
     id: str
     name: str
+    variant: str | None = None
+    """The index of the job in its array, and the parameters of a trial (see `Job.variant`)."""
+    colour: int | None = None
+    """Number of the colour that a user has chosen for the job (see `Job.colour`)."""
+    array_id: str | None = None
+    """Id of the job's array or sweep."""
+    labels: dict[str, str] = {}
     owner: str
     state: JobState
     experiment: str | None
@@ -137,3 +147,48 @@ class ExperimentSummary(Experiment):
     num_summarised: int
     """Number of jobs, starting with the newest, that `metrics` covers."""
     metrics: list[MetricRange]
+
+
+class JobGroup(View):
+    """Jobs with the same value of a label, or of the same sweep or user."""
+
+    key: str | None
+    """The label's value, the array id of the sweep, or the user; null for jobs that have no such
+    label or are in no sweep."""
+    name: str | None = None
+    """The name of the sweep's jobs; null if the jobs are not grouped by sweep."""
+    num_jobs: int
+    num_values: int
+    """Number of jobs whose value is a number. Jobs without the value and jobs whose value is NaN
+    don't count in the other figures, which are null if no job counts."""
+    best: MetricValue | None = None
+    """The smallest value or, if the order is descending, the largest value."""
+    best_job: str | None = None
+    mean: MetricValue | None = None
+    std: MetricValue | None = None
+    """Sample standard deviation; null if there is only one value."""
+    min: MetricValue | None = None
+    max: MetricValue | None = None
+
+
+class JobGroupPage(View):
+    items: list[JobGroup]
+    next_cursor: str | None
+
+
+class SavedView(View):
+    """A list of jobs that a user saved under a name."""
+
+    name: str
+    owner: str
+    project: str | None
+    """The project that the view is for; null if the view is only for its owner."""
+    query: dict[str, Any]
+    """The filter of the list, and its `sort`, `columns` and `group`, as in the request; fields
+    with default values are left out."""
+    updated_at: datetime
+
+
+class SavedViewPage(View):
+    items: list[SavedView]
+    next_cursor: str | None

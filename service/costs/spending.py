@@ -161,4 +161,4 @@ def charge(
             unreported=cost.unreported,
         ),
     )
-    job.cost = repository.of_job(session, job.id, prices.currency)
+    repository.set_of_job(session, job, prices.currency)

@@ -15,21 +15,33 @@ from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from dray import views
-from dray.filters import BasicJobFilter, JobFilter
+from dray.filters import BasicJobFilter, JobFilter, JobTable
+from service.db.repositories import jobs as jobs_repository
 from service.db.repositories.catalog import listing as repository
+from service.db.repositories.catalog import sorting
+from service.db.repositories.catalog.sort_stages import Chosen, SortPosition
 from service.db.types import storable
 from service.domain.cursors import decode_cursor, encode_cursor
-from service.domain.errors import BadCursor
+from service.domain.errors import BadCursor, InvalidSearch
+from service.domain.tracking.columns import parse_columns, parse_sort
 from service.domain.tracking.search import parse_search
-from service.jobs import serializers
+from service.jobs import job_values, serializers
 
 MAX_PAGE = 500
 
 
-def scope(wanted: JobFilter) -> str:
+def table_of(wanted: JobFilter | None) -> JobTable:
+    """Return the filter as a list that is not sorted, unless it states how the list is sorted."""
+    if isinstance(wanted, JobTable):
+        return wanted
+    return JobTable.model_construct(**({} if wanted is None else dict(wanted)))
+
+
+def scope(wanted: JobTable) -> str:
     """Return a name that identifies this listing, so that its cursors are not valid for other
     listings."""
-    return f"jobs:{digest(wanted, JobFilter)}"
+    order = "" if wanted.sort is None else f"by {wanted.sort}:"
+    return f"jobs:{order}{digest(wanted, JobFilter)}"
 
 
 def digest(wanted: BasicJobFilter, of: type[BaseModel]) -> str:
@@ -52,24 +64,49 @@ def can_match(wanted: BasicJobFilter) -> bool:
 
 
 def page(
-    session: Session, wanted: JobFilter, *, limit: int, before_id: str | None
+    session: Session, wanted: JobTable, *, limit: int, after: SortPosition | None
 ) -> views.JobPage:
-    """Return up to `limit` jobs (at most 500) that were created before the job `before_id`.
+    """Return up to `limit` jobs (at most 500) behind the position `after`.
 
-    Raises InvalidSearch if the search expression can't be parsed.
+    Raises InvalidSearch if the search expression or a column can't be parsed.
     """
-    where = None if wanted.where is None else parse_search(wanted.where)
     limit = max(1, min(limit, MAX_PAGE))
-    rows = repository.page(
-        session,
-        wanted,
-        where=where,
-        before_id=before_id,
-        limit=limit + 1,
-    )
+    columns = [] if wanted.columns is None else parse_columns(wanted.columns)
+    if wanted.sort is None:
+        where = None if wanted.where is None else parse_search(wanted.where)
+        before_id = None if after is None else after.job_id
+        rows = repository.page(session, wanted, where=where, before_id=before_id, limit=limit + 1)
+        positions = [SortPosition(0, None, row.id) for row in rows]
+    else:
+        positions = _sorted(session, wanted, wanted.sort, after, limit + 1)
+        by_id = jobs_repository.several(session, [each.job_id for each in positions])
+        rows = [by_id[each.job_id] for each in positions]
     shown = rows[:limit]
-    more = encode_cursor(scope(wanted), shown[-1].id) if len(rows) > limit else None
-    return views.JobPage(items=serializers.jobs(session, shown), next_cursor=more)
+    items = serializers.jobs(session, shown)
+    if columns:
+        job_values.add(session, shown, items, columns)
+    more = _cursor(wanted, positions[limit - 1]) if len(rows) > limit else None
+    return views.JobPage(items=items, next_cursor=more)
+
+
+def _sorted(
+    session: Session, wanted: JobTable, sort: str, after: SortPosition | None, limit: int
+) -> list[SortPosition]:
+    by = parse_sort(sort)
+    return sorting.page(session, chosen(session, wanted), by, after, limit)
+
+
+def chosen(session: Session, wanted: JobFilter) -> Chosen:
+    """Return the jobs that the filter selects, for a list that is not in the order of ids. Raises
+    InvalidSearch if the search expression can't be parsed, or if arrays are collapsed."""
+    if wanted.collapse_arrays:
+        raise InvalidSearch(
+            "arrays can't be collapsed in sorted lists and groups of jobs",
+            pointer="/collapse_arrays",
+            hint="leave out collapse_arrays",
+        )
+    where = None if wanted.where is None else parse_search(wanted.where)
+    return sorting.choose(session, wanted, where)
 
 
 def owners(session: Session, wanted: JobFilter, *, limit: int) -> dict[str, str]:
@@ -84,11 +121,19 @@ def owners(session: Session, wanted: JobFilter, *, limit: int) -> dict[str, str]
     return {row.id: row.owner for row in rows}
 
 
-def position(wanted: JobFilter, cursor: str | None) -> str | None:
-    """Return the id in a cursor. Raises BadCursor if the cursor is not from this listing."""
+def _cursor(wanted: JobTable, last: SortPosition) -> str:
+    at = last.job_id if wanted.sort is None else [last.stage, last.value, last.job_id]
+    return encode_cursor(scope(wanted), at)
+
+
+def position(wanted: JobTable, cursor: str | None) -> SortPosition | None:
+    """Return the position in a cursor. Raises BadCursor if the cursor is not from this listing."""
     if cursor is None:
         return None
-    job_id = decode_cursor(scope(wanted), cursor)
-    if not isinstance(job_id, str) or not re.fullmatch(r"job-[0-9a-z]{1,60}", job_id):
-        raise BadCursor("the cursor does not belong to this listing")
-    return job_id
+    found = decode_cursor(scope(wanted), cursor)
+    match [0, None, found] if wanted.sort is None else found:
+        case [int(stage), str() | float() | int() | None as value, str(job_id)]:
+            is_id = re.fullmatch(r"job-[0-9a-z]{1,60}", job_id)
+            if is_id and (not isinstance(value, str) or storable(value)):
+                return SortPosition(stage, value, job_id)
+    raise BadCursor("the cursor does not belong to this listing")

@@ -22,9 +22,11 @@ from service.db.models import (
 )
 from service.db.repositories import jobs as repository
 from service.db.repositories import surroundings
+from service.db.repositories.submission import sweeps as sweeps_repository
 from service.domain.documents import shown
 from service.domain.events import ACTOR
 from service.domain.progress import without_rates
+from service.domain.sweeps import naming
 from service.ingest import goodput
 from service.lifecycle.resizing import HOLDING
 
@@ -32,8 +34,26 @@ from service.lifecycle.resizing import HOLDING
 def jobs(session: Session, rows: Sequence[JobRow]) -> list[views.Job]:
     job_ids = [row.id for row in rows]
     labels, tags = repository.labels(session, job_ids), repository.tags(session, job_ids)
-    dashboard, is_silent = _cluster(session)
-    return [_job(row, labels[row.id], tags[row.id], dashboard, is_silent) for row in rows]
+    named, cluster = variants(session, rows), _cluster(session)
+    return [_job(row, labels[row.id], tags[row.id], named.get(row.id), *cluster) for row in rows]
+
+
+def variants(session: Session, rows: Sequence[JobRow | Row[Any]]) -> dict[str, str]:
+    """Return the `Job.variant` of the jobs that belong to an array, keyed by job id."""
+    in_arrays = [row for row in rows if row.array_id is not None]
+    if not in_arrays:
+        return {}
+    array_ids = sorted({row.array_id for row in in_arrays if row.array_id is not None})
+    of_sweeps = sweeps_repository.searched(session, array_ids)
+    names = {array_id: naming.varied(found) for array_id, found in of_sweeps.items()}
+    trials = [row.id for row in in_arrays if row.array_id in names]
+    values = sweeps_repository.parameters(session, trials)
+    return {
+        row.id: naming.variant(
+            row.array_index or 0, values.get(row.id), names.get(row.array_id or "", {})
+        )
+        for row in in_arrays
+    }
 
 
 def _cluster(session: Session) -> tuple[str | None, bool]:
@@ -44,23 +64,26 @@ def _cluster(session: Session) -> tuple[str | None, bool]:
 
 def new_job(session: Session, row: JobRow, labels: Mapping[str, str]) -> views.Job:
     """Convert the row of a job that was just stored with these labels."""
-    return _job(row, dict(labels), [], *_cluster(session))
+    named = variants(session, [row]).get(row.id)
+    return _job(row, dict(labels), [], named, *_cluster(session))
 
 
 def job(session: Session, row: JobRow) -> views.Job:
     return jobs(session, [row])[0]
 
 
-def status(row: Row[Any]) -> views.Job:
+def status(session: Session, row: Row[Any]) -> views.Job:
     """Convert the row that `repositories.jobs.status` found."""
     tags = sorted((row.tags or "").split())
-    return _job(row, row.labels or {}, tags, row.ray_dashboard, row.connected is False)
+    named = variants(session, [row]).get(row.id)
+    return _job(row, row.labels or {}, tags, named, row.ray_dashboard, row.connected is False)
 
 
 def _job(
     row: JobRow | Row[Any],
     labels: dict[str, str],
     tags: list[str],
+    variant: str | None,
     dashboard: str | None,
     is_silent: bool,
 ) -> views.Job:
@@ -88,6 +111,8 @@ def _job(
         spec=shown(row.spec),
         array_id=row.array_id,
         array_index=row.array_index,
+        variant=variant,
+        colour=row.colour,
         schedule_id=row.schedule_id,
         scheduled_at=row.scheduled_at and datetime.fromisoformat(row.scheduled_at),
         attempt=row.attempt,

@@ -317,14 +317,14 @@ class Jobs:
     async def list(
         self, query: JobFilter | None = None, *, limit: int = 50, cursor: str | None = None
     ) -> views.JobPage:
-        """Return jobs, newest first, at most `limit` (1 to 500). Raises BadCursor for a cursor from
-        another listing."""
-        wanted = query or JobFilter()
-        before_id = listing.position(wanted, cursor)
+        """Return jobs, by default newest first, at most `limit` (1 to 500). Raises BadCursor for a
+        cursor from another listing."""
+        wanted = listing.table_of(query)
+        after = listing.position(wanted, cursor)
         if not listing.can_match(wanted):
             return views.JobPage(items=[])
         return await self._database.read(
-            lambda session: listing.page(session, wanted, limit=limit, before_id=before_id)
+            lambda session: listing.page(session, wanted, limit=limit, after=after)
         )
 
     async def cancel(self, job_id: str, *, actor: str = ANONYMOUS) -> views.Job:

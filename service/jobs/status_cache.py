@@ -28,7 +28,7 @@ def _present(session: Session, job_id: str) -> views.Job:
     row = repository.status(session, job_id) if storable(job_id) else None
     if row is None:
         raise not_found(job_id)
-    return serializers.status(row)
+    return serializers.status(session, row)
 
 
 class StatusCache:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Row
@@ -15,6 +16,7 @@ from service.db.session import Database
 from service.db.types import storable
 from service.domain.cursors import decode_cursor, encode_cursor
 from service.domain.errors import ArrayNotFound, BadCursor, SweepNotFound
+from service.domain.sweeps import naming
 from service.jobs import arrays
 
 MAX_TRIALS = 500
@@ -69,6 +71,7 @@ def _view(session: Session, sweep_id: str) -> views.JobSweep:
         raise SweepNotFound(f"there is no sweep {sweep_id}") from None
     sweep = Sweep.model_validate(row.sweep)
     best = repository.best(session, sweep_id, maximises=sweep.maximises)
+    names = naming.varied(row.sweep["parameters"])
     return views.JobSweep(
         **array.model_dump(),
         metric=sweep.metric,
@@ -76,7 +79,7 @@ def _view(session: Session, sweep_id: str) -> views.JobSweep:
         by=sweep.by,
         sampler=sweep.sampler,
         sweep=row.sweep,
-        best=None if best is None else _trial(best, is_best=True),
+        best=None if best is None else _trial(best, names, is_best=True),
     )
 
 
@@ -88,13 +91,16 @@ def _page(session: Session, sweep_id: str, after: int, limit: int) -> views.Tria
     rows = repository.page(session, sweep_id, after, limit + 1)
     shown = rows[:limit]
     more = encode_cursor(_scope(sweep_id), shown[-1].array_index) if len(rows) > limit else None
-    items = [_trial(one, is_best=one.job_id == best_id) for one in shown]
+    names = naming.varied(row.sweep["parameters"])
+    items = [_trial(one, names, is_best=one.job_id == best_id) for one in shown]
     return views.TrialPage(items=items, next_cursor=more)
 
 
-def _trial(row: Row[Any], *, is_best: bool) -> views.Trial:
+def _trial(row: Row[Any], names: Mapping[str, str], *, is_best: bool) -> views.Trial:
     return views.Trial(
         index=row.array_index,
+        variant=naming.variant(row.array_index, row.parameters, names),
+        colour=row.colour,
         job_id=row.job_id,
         state=row.state,
         reason=views.Reason(code=row.reason_code, message=row.reason_message),

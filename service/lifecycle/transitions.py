@@ -140,6 +140,8 @@ def changes_of(
     }
     if after.is_terminal:
         changes["finished_at"] = now
+        if job.started_at is not None:
+            changes["ran_s"] = max(0.0, (now - job.started_at).total_seconds())
     elif after is JobState.QUEUED:
         changes["eligible_at"] = now
     return changes

@@ -14,9 +14,10 @@ from sqlalchemy.orm import Session
 
 from service.db.models import AttemptRow, JobRow
 from service.db.repositories import events as events_repository
+from service.db.repositories.submission import sweeps
 from service.db.repositories.telemetry import chunks as repository
 from service.db.repositories.telemetry import metric_summaries, open_chunks, recent_metrics
-from service.db.repositories.telemetry.metric_summaries import MetricSummary
+from service.db.repositories.telemetry.metric_summaries import MetricSummary, SummaryOf
 from service.db.repositories.telemetry.open_chunks import OpenChunk
 from service.domain.series import (
     CHUNK_POINTS,
@@ -34,6 +35,7 @@ from service.domain.series import (
     unpack_row,
     whole_blocks,
 )
+from service.domain.tracking.metric_directions import is_minimised
 from service.lifecycle.transitions import remark
 from service.telemetry import metric_reader
 from service.telemetry.chunk_columns import by_name, columns_of, summary_of
@@ -119,12 +121,26 @@ class MetricStore:
             # Replace all summaries, because steps of earlier attempts may no longer be valid.
             self._session.flush()
             summaries = metric_reader.summaries(self._session, self._job.id)
-            metric_summaries.replace(self._session, self._job.id, _as_rows(summaries))
+            metric_summaries.replace(self._session, self._summarised(), _as_rows(summaries))
         elif known.summaries and (begins or known.are_summaries_due(now)):
-            metric_summaries.merge(self._session, self._job.id, _as_rows(known.summaries))
+            rows = _as_rows(known.summaries)
+            metric_summaries.merge(self._session, self._summarised(), rows)
         else:
             return
         known.summaries, known.summarised_at = {}, now
+
+    def _summarised(self) -> SummaryOf:
+        """Return the job whose series are summarised. A sweep can state whether lower values of its
+        metric are better; otherwise, the metric's name decides."""
+        array_id = self._job.array_id
+        sweep = None if array_id is None else sweeps.get(self._session, array_id)
+        stated = {} if sweep is None else {sweep.sweep["metric"]: sweep.sweep["mode"]}
+
+        def minimised(key: str) -> bool:
+            mode = stated.get(key)
+            return is_minimised(key) if mode is None else mode == "min"
+
+        return SummaryOf(self._job.id, minimised, self._now)
 
     @property
     def _key(self) -> tuple[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -27,6 +28,7 @@ from service.domain.errors import NotComparable
 from service.domain.tracking.differences import differences
 from service.domain.tracking.search_tree import EXPERIMENT
 from service.ingest import goodput
+from service.jobs import serializers
 from service.jobs.service import found
 from service.telemetry.chunk_columns import by_name
 
@@ -53,13 +55,14 @@ def compare(session: Session, job_ids: Sequence[str], now: datetime) -> views.Co
     ids = [row.id for row in rows]
     summaries = metric_summaries.of_jobs(session, ids)
     labels, tags = jobs_repository.labels(session, ids), jobs_repository.tags(session, ids)
+    variants = serializers.variants(session, rows)
     return views.Comparison(
-        jobs=[_job(row, labels[row.id].get(EXPERIMENT), tags[row.id], now) for row in rows],
+        jobs=[_job(row, variants.get(row.id), labels[row.id], tags[row.id], now) for row in rows],
         baseline=baseline,
         differences=[
             views.FieldDifference(pointer=pointer, values=values)
             for pointer, values in differences(
-                [with_parameters(documents.shown(row.spec)) for row in rows]
+                [with_parameters(_document(row)) for row in rows]
             ).items()
         ],
         sync=[_sync(row, summaries[row.id]) for row in rows],
@@ -76,7 +79,19 @@ def _baseline(session: Session, labels: Mapping[str, Mapping[str, str]]) -> str 
     return next(iter(repository.baselines(session, names).values()), None)
 
 
-def _job(row: JobRow, experiment: str | None, tags: list[str], now: datetime) -> views.ComparedJob:
+def _document(row: JobRow) -> Mapping[str, Any]:
+    """Return the job's document with the defaults of this release, so that a field that an earlier
+    release did not have is no difference. A document that this release rejects is returned as
+    stored."""
+    try:
+        return documents.checked(row.spec).document
+    except documents.DocumentRefused:
+        return documents.shown(row.spec)
+
+
+def _job(
+    row: JobRow, variant: str | None, labels: dict[str, str], tags: list[str], now: datetime
+) -> views.ComparedJob:
     ended = row.finished_at or now
     ran_s = None if row.started_at is None else (ended - row.started_at).total_seconds()
     return views.ComparedJob(
@@ -84,7 +99,11 @@ def _job(row: JobRow, experiment: str | None, tags: list[str], now: datetime) ->
         name=row.name,
         owner=row.owner,
         state=row.state,
-        experiment=experiment,
+        variant=variant,
+        colour=row.colour,
+        array_id=row.array_id,
+        experiment=labels.get(EXPERIMENT),
+        labels=labels,
         tags=tags,
         world_size=row.world_size,
         created_at=row.created_at,

@@ -142,8 +142,8 @@ def annotate_row(
     actor: str,
     now: datetime,
 ) -> bool:
-    """Change the tags and notes of a locked job, and return whether anything was changed. Raises
-    the errors of `Tracking.annotate`."""
+    """Change the tags, notes and colour of a locked job, and return whether anything was changed.
+    Raises the errors of `Tracking.annotate`."""
     touch(session, row.id)
     before = _annotations(session, row)
     if revision is not None and before.revision != revision:
@@ -157,8 +157,11 @@ def annotate_row(
         message = f"{row.id} would have {len(tags)} tags: at most {MAX_TAGS} are allowed"
         raise TooManyTags(message, pointer="/add_tags")
     notes = before.notes if wanted.notes is None else wanted.notes
-    if (tags, notes) == (before.tags, before.notes):
+    colour = before.colour if wanted.colour is None else wanted.colour
+    colour = None if colour == "auto" else colour
+    if (tags, notes, colour) == (before.tags, before.notes, before.colour):
         return False
+    row.colour = colour
     repository.set_tags(session, row.id, tags)
     repository.annotate(session, row.id, notes, now, actor)
     mlflow_exports.reopen(session, row.id)
@@ -170,6 +173,7 @@ def _annotations(session: Session, row: JobRow) -> views.Annotations:
     return views.Annotations(
         tags=jobs_repository.tags(session, [row.id])[row.id],
         notes=kept.notes if kept else "",
+        colour=row.colour,
         revision=kept.revision if kept else 0,
         updated_at=kept and kept.updated_at,
         updated_by=kept and kept.updated_by,

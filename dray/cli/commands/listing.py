@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -64,6 +65,55 @@ def list_jobs(
     metric: Annotated[
         str | None, typer.Option(metavar="KEY", help="Show this metric, such as val/loss.")
     ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Sort by a column, such as best:val/accuracy, lr or cost; -COLUMN for descending "
+            "order.",
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMNS", help="Show these columns, such as name,lr,best:val/accuracy,cost."
+        ),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GROUP",
+            help="Show groups instead of jobs: sweep, experiment, user or label:KEY. With --sort, "
+            "each group's best value, mean and standard deviation.",
+        ),
+    ] = None,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="With --columns: print all jobs as CSV.")
+    ] = False,
+    parquet: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --columns: write all jobs to a Parquet file.",
+            dir_okay=False,
+        ),
+    ] = None,
+    view: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VIEW",
+            help="Use the filter, order and columns of a saved view: NAME, or OWNER/NAME. Other "
+            "options replace the view's options.",
+        ),
+    ] = None,
+    save: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Save the filter, order and columns as a view (see `dray views`). With --project, "
+            "the view is for the project.",
+        ),
+    ] = None,
     limit: Annotated[
         int, typer.Option("--limit", "-n", help="Maximum number of jobs.", min=1)
     ] = 50,
@@ -75,18 +125,30 @@ def list_jobs(
         bool, typer.Option("--brief", help="With --json: omit the documents.")
     ] = False,
 ) -> None:
-    """List jobs, newest first.
+    """List jobs, newest first or in the order of --sort.
 
-    An array is shown as one line with the number of its jobs in each state; --json lists each job.
+    An array is shown as one line with the number of its jobs in each state; --json, --sort and
+    --columns list each job.
     """
     from itertools import islice
 
+    from dray.cli.display import job_tables
     from dray.cli.display.output import warn, write_json
 
     if brief and not as_json:
         raise typer.BadParameter("requires --json", param_hint="--brief")
+    shown = job_tables.Shown(
+        sort=sort,
+        columns=columns,
+        group=group,
+        as_csv=as_csv,
+        parquet=parquet,
+        as_json=as_json,
+        brief=brief,
+        limit=None if everything else limit,
+    )
     with connect() as client:
-        found = client.jobs(
+        given = {
             **filters.arguments(
                 client,
                 state=state,
@@ -100,10 +162,20 @@ def list_jobs(
                 schedule=schedule,
                 reservation=reservation,
             ),
+            "created_after": moment(since, "--since"),
+            "created_before": moment(until, "--until"),
+            "where": where,
+        }
+        if view is not None:
+            given, shown = job_tables.with_view(client, view, given, shown)
+        if save is not None:
+            job_tables.save(client, save, given, shown)
+        if shown.is_table:
+            job_tables.show(client, given, shown)
+            return
+        found = client.jobs(
+            **given,
             collapse_arrays=not (each or as_json or array),
-            created_after=moment(since, "--since"),
-            created_before=moment(until, "--until"),
-            where=where,
             brief=brief,
             page_size=500 if everything else min(limit + 1, 500),
         )
@@ -130,29 +202,40 @@ def _show(jobs: list[Job], metric: str | None, arrays: Mapping[str, JobArray]) -
         spares = f"{j.world_size} + {j.spares} spare{'s'[: j.spares > 1]}"
         return (spares if j.spares else j.world_size, j.priority, j.queue)
 
+    # Only lists in which each job of an array has its own line have this column.
+    variant = ["VARIANT"] if not arrays and any(j.variant for j in jobs) else []
+
     def row(j: Job) -> tuple[object, ...]:
         array = arrays.get(j.array_id or "")
         if array is None:
-            about = (j.id, j.name, j.state, j.position, steps(j), _metric(j, metric))
+            about = (
+                j.id,
+                j.name,
+                *([j.variant] if variant else []),
+                j.state,
+                j.position,
+                steps(j),
+                _metric(j, metric),
+            )
             tags = ", ".join(j.tags) or None
             return (*about, *asked(j), j.attempt, tags, age(j.created_at), j.reason.message)
         running = f", {array.max_running} at a time" if array.max_running else ""
         what = "trial" if array.is_sweep else "job"
         size = f"{array.size} {what}{'' if array.size == 1 else 's'}{running}"
         nothing = (None, None, None)
-        created = age(array.created_at)
-        return (array.id, array.name, array.state, *nothing, *asked(j), None, None, created, size)
+        created = (None, None, age(array.created_at))
+        return (array.id, array.name, array.state, *nothing, *asked(j), *created, size)
 
     table(
         (
-            *("ID", "NAME", "STATE", "PLACE", "STEP", "METRIC", "WORKERS", "PRIORITY", "QUEUE"),
-            *("ATTEMPT", "TAGS", "CREATED", "REASON"),
+            *("ID", "NAME", *variant, "STATE", "PLACE", "STEP"),
+            *("METRIC", "WORKERS", "PRIORITY", "QUEUE", "ATTEMPT", "TAGS", "CREATED", "REASON"),
         ),
         map(row, jobs),
-        flexible=("NAME", "TAGS", "REASON"),
+        flexible=("NAME", *variant, "TAGS", "REASON"),
         optional=(
             *("ATTEMPT", "QUEUE", "CREATED", "PRIORITY", "WORKERS", "TAGS", "METRIC", "PLACE"),
-            *("STEP", "REASON"),
+            *("STEP", "REASON", *variant),
         ),
         shorter={"ID": shortest_prefixes},
     )

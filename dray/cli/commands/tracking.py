@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -100,6 +100,7 @@ def _about(found: Comparison) -> Iterator[tuple[object, ...]]:
 
     jobs = found.jobs
     yield from row("name", [job.name for job in jobs])
+    yield from row("variant", [job.variant for job in jobs])
     yield from row("experiment", [job.experiment for job in jobs])
     marks = [BASELINE if job.id == found.baseline else None for job in jobs]
     yield from row("", marks)
@@ -279,6 +280,13 @@ def annotate(
             metavar="TEXT", help="Replace the notes with this Markdown text (- for stdin)."
         ),
     ] = None,
+    colour: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBER",
+            help="Colour of the job's curves on the web page: 0 to 19, or auto.",
+        ),
+    ] = None,
     where: Where = None,
     owner: Owner = "@me",
     dry_run: DryRun = False,
@@ -286,32 +294,46 @@ def annotate(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Edit the tags and notes of a job. Without options, show them."""
+    """Edit the tags, the notes and the colour of a job. Without options, show them."""
     from dray.cli.display.output import write_json
 
     search = searched(job_id, where, owner, dry_run=dry_run, expect=expect, yes=yes)
     if search is not None:
-        if notes is not None or not (tag or untag):
+        if (notes, colour) != (None, None) or not (tag or untag):
             raise typer.BadParameter(
-                "--where requires --tag or --untag, and can't be combined with --notes"
+                "--where requires --tag or --untag, and can't be combined with --notes or --colour"
             )
         change_matching("tag", search, as_json, {"add_tags": tag or [], "remove_tags": untag or []})
         return
     assert job_id is not None
     text = sys.stdin.read() if notes == "-" else notes
     with connect() as client:
-        if tag or untag or text is not None:
+        if tag or untag or (text, colour) != (None, None):
             job_id = client.resolve(job_id)
-            found = client.annotate(job_id, add_tags=tag, remove_tags=untag, notes=text)
+            found = client.annotate(
+                job_id, add_tags=tag, remove_tags=untag, notes=text, colour=_colour(colour)
+            )
         else:
             found = client.annotations(read_job(client, job_id))
     write_json(found) if as_json else _show_annotations(found)
+
+
+def _colour(text: str | None) -> int | Literal["auto"] | None:
+    if text is None:
+        return None
+    if text == "auto":
+        return "auto"
+    if text.isascii() and text.isdigit():
+        return int(text)
+    raise typer.BadParameter("must be a number from 0 to 19, or auto", param_hint="--colour")
 
 
 def _show_annotations(found: Annotations) -> None:
     from dray.cli.display.output import cell, write, write_text
 
     write_text(f"tags: {', '.join(found.tags) or 'none'}")
+    if found.colour is not None:
+        write_text(f"colour: {found.colour}")
     if found.updated_at is not None:
         write_text(f"changed by {found.updated_by} at {cell(found.updated_at)}")
     for line in found.notes.splitlines():

@@ -191,7 +191,7 @@ def show_job(job: views.Job) -> None:
         ("id", job.id),
         *([("array", f"{job.array_id}, index {job.array_index}")] if job.array_id else []),
         *([("schedule", _run(job))] if job.schedule_id else []),
-        ("name", job.name),
+        ("name", job.title),
         ("owner", f"{job.owner}, project {job.project}"),
         ("state", job.state),
         ("reason", f"{job.reason.message} ({job.reason.code})"),

@@ -9,7 +9,7 @@ from sqlalchemy import Index, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from dray.views import JobState
-from service.db.models.base import Base
+from service.db.models.base import Base, job_key
 
 
 class SlotSecondsRow(Base):
@@ -46,6 +46,16 @@ class AttemptCostRow(Base):
     unreported: Mapped[float]
     """Cost of the time whose use is unknown. The part of the total that is neither useful nor
     unreported is the cost of wasted time."""
+
+
+class JobCostRow(Base):
+    """The total of `JobRow.cost`, for sorting. It is not an indexed column of the job, because then
+    each report of a running job would change all indexes of the job's row."""
+
+    __tablename__ = "job_costs"
+    __table_args__ = (Index("ix_job_costs_total_job_id", "total", "job_id"),)
+    job_id: Mapped[str] = job_key()
+    total: Mapped[float]
 
 
 class DeletedAttemptRow(Base):

@@ -43,7 +43,16 @@ class JobRow(Base):
                 sqlite_where=text(f"{column} IS NOT NULL"),
                 postgresql_where=text(f"{column} IS NOT NULL"),
             )
-            for column in ("init_from_job", "code", "finished_at", "deleted_at")
+            for column in ("init_from_job", "code", "deleted_at")
+        ),
+        *(
+            Index(
+                f"ix_jobs_{column}_id",
+                *(column, "id"),
+                sqlite_where=text(f"{column} IS NOT NULL"),
+                postgresql_where=text(f"{column} IS NOT NULL"),
+            )
+            for column in ("started_at", "finished_at", "ran_s")
         ),
         *(
             Index(
@@ -150,6 +159,9 @@ class JobRow(Base):
     """Maximum number of the array's jobs that can have slots at the same time; unset if there is no
     limit."""
 
+    colour: Mapped[int | None]
+    """Number of the colour of the job's curves; unset unless a user has chosen one."""
+
     schedule_id: Mapped[str | None] = mapped_column(String(64))
     """Id of the schedule that submitted the job; unset, like `scheduled_at`, for other jobs."""
     scheduled_at: Mapped[str | None] = mapped_column(String(32))
@@ -228,6 +240,9 @@ class JobRow(Base):
     started_at: Mapped[datetime | None]
     first_step_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
+    ran_s: Mapped[float | None]
+    """Seconds from `started_at` to `finished_at`; unset until the job has ended, and if it never
+    started."""
     deleted_at: Mapped[datetime | None]
     """Set while the job is being deleted. A job that is being deleted is no longer visible."""
 

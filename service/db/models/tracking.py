@@ -10,6 +10,10 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from service.db.models.base import Base, job_key
 
+IS_SHARED = "holder < 'job-'"
+"""Condition for values that several jobs share. The ids of arrays and of defaults sort before job
+ids."""
+
 
 class JobTagRow(Base):
     """A tag of a job."""
@@ -55,6 +59,12 @@ class DocumentValueRow(Base):
     __tablename__ = "document_values"
     __table_args__ = (
         Index("ix_document_values_search", "pointer", "text", "number", "holder"),
+        Index(
+            "ix_document_values_shared",
+            *("pointer", "number", "holder"),
+            sqlite_where=text(IS_SHARED),
+            postgresql_where=text(IS_SHARED),
+        ),
         {"sqlite_with_rowid": False},
     )
     holder: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -76,6 +86,7 @@ class MetricSummaryRow(Base):
         Index(
             "ix_metric_summaries_search", "key", "last_value", "min_value", "max_value", "job_id"
         ),
+        Index("ix_metric_summaries_best", "key", "best_value", "job_id"),
         {"sqlite_with_rowid": False},
     )
     job_id: Mapped[str] = job_key()
@@ -88,6 +99,26 @@ class MetricSummaryRow(Base):
     """Unset, like `max_value`, if every value is NaN."""
     max_step: Mapped[int | None]
     max_value: Mapped[float | None]
+    minimised: Mapped[bool] = mapped_column(server_default=text("false"))
+    """Whether lower values are better."""
+    best_value: Mapped[float | None]
+    """`min_value` if lower values are better, otherwise `max_value`."""
+    as_of: Mapped[datetime | None]
+    """The time up to which the row covers the points that the server has received; unset for rows
+    that were written before this column was added."""
+
+
+class SavedViewRow(Base):
+    """A list of jobs that a user saved under a name."""
+
+    __tablename__ = "saved_views"
+    __table_args__ = (Index("ix_saved_views_project_name_owner", "project", "name", "owner"),)
+    owner: Mapped[str] = mapped_column(String(255), primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    project: Mapped[str | None] = mapped_column(String(255))
+    query: Mapped[dict[str, Any]]
+    """`dray.saved_views.SavedQuery`, without fields that have their default values."""
+    updated_at: Mapped[datetime]
 
 
 class MlflowExportRow(Base):

@@ -122,7 +122,7 @@ _STATUS = (
     *("warnings", "recoveries", "slot_seconds", "cost", "held_by", "begin_at", "deadline"),
     "reservation",
     *("max_runtime_s", "is_runtime_of_queue"),
-    *("array_id", "array_index", "schedule_id", "scheduled_at"),
+    *("array_id", "array_index", "schedule_id", "scheduled_at", "colour"),
     *("created_at", "started_at", "first_step_at", "finished_at"),
 )
 """The columns from which a job's view is built."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
+from dray.arguments import parameters_of
 from dray.spec import JobSpec
 
 MAX_TEXT = 255
@@ -29,6 +30,8 @@ DEFAULTS = "defaults-"
 
 NOT_SEARCHED = frozenset({"version", "name", "queue", "priority", "labels"})
 """Top-level fields that are columns of the job, some of which can change after submission."""
+PARAMETERS = "parameters"
+"""The name under which a script's named arguments are stored, next to the fields of documents."""
 
 
 class StoredValue(NamedTuple):
@@ -113,6 +116,9 @@ def differing(
     found: dict[str, StoredValue] = {}
     for field in (document.keys() | base.keys()) - NOT_SEARCHED:
         _differ(document.get(field), base.get(field), f"/{escaped(field)}", found, lists)
+    if not _is_same(document.get("script"), base.get("script")):
+        named, others = parameters_of(document), parameters_of(base)
+        _differ(named, others, f"/{PARAMETERS}", found, lists)
     return found
 
 

@@ -8,11 +8,12 @@
                | field [ "not" ] "in" "(" literal { "," literal } ")"
                | text [ "not" ] "in" "tags"
     field      = name { "[" ( integer | text ) "]" }
-               | ( "last" | "min" | "max" ) "(" field ")"
+               | ( "last" | "best" | "min" | "max" ) "(" field ")"
     literal    = number | text | "true" | "false"
 
 A name with `/` is a metric, and a name in `COLUMNS` is a column of the job. `labels.x` is a label,
-`metrics.x` is a metric, and other names are fields of the document. A condition on a field that a
+`metrics.x` is a metric, `parameters.x` is a script's named argument, and other names are fields of
+the document. A condition on a field that a
 job doesn't have is false, even with `!=`. `not` negates a condition.
 """
 
@@ -29,7 +30,12 @@ from typing import Any, NoReturn
 from dray.spec import JobSpec
 from dray.views import JobState
 from service.domain.errors import InvalidSearch
-from service.domain.tracking.document_values import MAX_POINTER, NOT_SEARCHED, escaped
+from service.domain.tracking.document_values import (
+    MAX_POINTER,
+    NOT_SEARCHED,
+    PARAMETERS,
+    escaped,
+)
 from service.domain.tracking.search_tree import (
     COLUMNS,
     EXPERIMENT,
@@ -71,6 +77,16 @@ def parse_search(text: str) -> SearchNode:
             pointer=POINTER,
         )
     return _Parser(_tokens(text)).whole()
+
+
+def parse_field(text: str) -> SearchField:
+    """Parse one field. Raises InvalidSearch like `parse_search`."""
+    return _Parser(_tokens(text)).lone_field()
+
+
+def is_known_name(name: str) -> bool:
+    """Whether a field that consists only of this name can occur in an expression."""
+    return name in COLUMNS or name in (EXPERIMENT, "labels", "metrics") or name in _DOCUMENT
 
 
 class _Kind(StrEnum):
@@ -152,6 +168,12 @@ class _Parser:
         if self._token.kind is not _Kind.END:
             self._expected('"and", "or" or the end')
         return node
+
+    def lone_field(self) -> SearchField:
+        field = self._field()
+        if self._token.kind is not _Kind.END:
+            self._expected("the end")
+        return field
 
     @property
     def _token(self) -> _Token:
@@ -395,5 +417,8 @@ def _bounded(token: _Token, name: str, most: int) -> str:
     return name
 
 
-_DOCUMENT: Any = tuple(name for name in JobSpec.model_fields if name not in NOT_SEARCHED)
-"""Top-level fields of documents."""
+_DOCUMENT: Any = (
+    *(name for name in JobSpec.model_fields if name not in NOT_SEARCHED),
+    PARAMETERS,
+)
+"""Top-level fields of documents, and the named arguments of scripts."""

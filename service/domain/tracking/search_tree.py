@@ -30,9 +30,10 @@ COLUMNS = {
 
 
 class Of(StrEnum):
-    """The value of a series that is compared: the newest value or an extreme."""
+    """The value of a series that is compared: the newest value, the best value, or an extreme."""
 
     LAST = "last"
+    BEST = "best"
     MIN = "min"
     MAX = "max"
 

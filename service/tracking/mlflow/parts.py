@@ -105,7 +105,7 @@ def next_part(session: Session, job_id: str) -> JobPart | None:
     return JobPart(
         run=NewRun(
             experiment=experiment_of(view.labels),
-            name=job.name,
+            name=view.title,
             job_id=job_id,
             start_time_ms=milliseconds(job.created_at),
             params=params_of(view.spec),
@@ -113,7 +113,10 @@ def next_part(session: Session, job_id: str) -> JobPart | None:
         run_id=row.run_id,
         status=STATUS[job.state],
         end_time_ms=None if job.finished_at is None else milliseconds(job.finished_at),
-        tags=tags_of(view, None if annotation is None else annotation.notes),
+        tags={
+            **tags_of(view, None if annotation is None else annotation.notes),
+            "mlflow.runName": view.title,
+        },
         metrics=sorted(metrics, key=lambda metric: metric[3]),
         artifacts=[one for one in found if row.artifacts.get(one.id) != one.sha256],
         model=next((one for path in CONFIGS for one in by_recipe if one.path == path), None),

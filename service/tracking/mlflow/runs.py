@@ -116,6 +116,7 @@ def tags_of(job: views.Job, notes: str | None) -> dict[str, str]:
         "dray.world_size": job.world_size or None,
         "dray.array_id": job.array_id,
         "dray.array_index": job.array_index,
+        "dray.variant": job.variant,
         NOTES_TAG: notes,
         TAGS_TAG: None if notes is None else ", ".join(job.tags),
         "dray.cost": job.cost and f"{job.cost.total:.6g} {job.cost.currency}",

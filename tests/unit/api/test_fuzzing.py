@@ -47,6 +47,7 @@ WITH_MORE_RULES = (
     *("POST /v1/webhooks", "PATCH /v1/webhooks/{webhook_id}"),
     *("POST /v1/schedules", "PATCH /v1/schedules/{schedule_id}"),
     *("PATCH /v1/arrays/{array_id}", "POST /v1/jobs/bulk"),
+    "PUT /v1/views/{name}",
     *("POST /v1/reservations", "PATCH /v1/reservations/{name}"),
     *("PATCH /v1/jobs/{job_id}", "PUT /v1/queues/{name}", "PATCH /v1/queues/{name}"),
 )

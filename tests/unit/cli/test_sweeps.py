@@ -49,6 +49,12 @@ def test_a_sweep_is_submitted_shown_and_cancelled(cli: Cli, document: str) -> No
     assert headings[5:7] == ["train.optimizer.lr", "train.schedule.name"]
     assert [line.split()[0] for line in lines[3:]] == ["0", "1", "2"]
     assert "3 trials, 2 at a time" in cli("ls")
+    assert "VARIANT" not in cli("ls")
+    each = cli("ls", "--array", sweep_id)
+    assert each.splitlines()[0].split()[:3] == ["ID", "NAME", "VARIANT"]
+    assert [f"#{n} lr {lr}" in each for n, lr in enumerate((0.1, 0.01, 0.001))] == [True] * 3
+    assert "#1 lr 0.01" in cli("get", f"{sweep_id}/1").splitlines()[2]
+    assert "#2 lr 0.001" in cli("compare", f"{sweep_id}/1", f"{sweep_id}/2")
     name = cli.json("get", f"{sweep_id}/0")["name"]
     assert cli("sweep", "cancel", name) == f"{sweep_id} 3 trials: 3 CANCELLED\n"
     assert cli("wait", sweep_id, exits=Exit.JOB_ENDED_BADLY)

@@ -79,6 +79,11 @@ def test_what_can_not_be_done_is_said(cli: Cli, jobs: list[str]) -> None:
     assert "column 11: expected a number" in cli.err
     cli("annotate", jobs[0], "--tag", "a b", exits=2)
     assert "add_tags" in cli.err
+    for colour in ("red", "-1", "1.5"):
+        cli("annotate", jobs[0], f"--colour={colour}", exits=2)
+        assert "must be a number from 0 to 19, or auto" in cli.err
+    cli("annotate", jobs[0], "--colour", "20", exits=2)
+    assert "/colour" in cli.err
 
 
 def test_tags_are_listed_and_notes_read(
@@ -87,6 +92,9 @@ def test_tags_are_listed_and_notes_read(
     cli("annotate", jobs[1], "--tag", "good", "--tag", "old")
     assert "tags: good\n" in cli("annotate", jobs[1], "--untag", "old")
     assert "tags       good\n" in cli("get", jobs[1])
+    assert "colour: 7\n" in cli("annotate", jobs[1], "--colour", "7")
+    assert cli.json("get", jobs[1])["colour"] == 7
+    assert "colour" not in cli("annotate", jobs[1], "--colour", "auto")
     assert [job["id"] for job in cli.json("ls", "--where", "'good' in tags")] == [jobs[1]]
     assert cli.json("experiment", "baseline", "s", "side-4")["baseline"] == jobs[2]
     assert "side-4" in cli("compare", "side-1")

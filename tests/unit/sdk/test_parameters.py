@@ -25,6 +25,9 @@ OPENAPI = Path(__file__).parents[1] / "api" / "openapi.json"
 METHODS: dict[str, Callable[..., Any]] = {
     "get_job": Client.get,
     "list_jobs": Client.jobs,
+    "list_job_groups": Client.groups,
+    "list_views": Client.saved_views,
+    "get_view": Client.saved_view,
     "report_costs": Client.costs,
     "list_accounting": Client.accounting,
     "report_shares": Client.shares,
@@ -52,6 +55,8 @@ PAGES = {"limit", "cursor"}
 """The SDK fetches all pages itself."""
 NOT_IN_THE_SDK = {
     ("list_jobs", "id_prefix"): "Client.resolve",
+    ("list_job_groups", "id_prefix"): "Client.resolve",
+    ("list_job_groups", "collapse_arrays"): "it is refused",
     ("get_sweep", "wait_s"): "Client.wait_array",
     ("get_logs", "wait_s"): "follow",
     ("get_events", "wait_s"): "Client.follow",

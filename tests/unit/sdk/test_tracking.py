@@ -39,6 +39,12 @@ def test_both_clients_search_compare_and_annotate(server: LiveServer, jobs: list
         assert client.compare([jobs[1]]).metrics[0].changes == [0.0, 0.25]
         changed = client.annotate(jobs[0], add_tags=["good"], notes="why", revision=0)
         assert (changed.tags, changed.notes) == (["good"], "why")
+        assert client.annotate(jobs[0], colour=3, revision=1).colour == 3
+        assert client.get(jobs[0]).colour == client.annotations(jobs[0]).colour == 3
+        assert client.annotate(jobs[0], colour="auto").colour is None
+        for colour in (20, -1, 1.5, True):
+            with pytest.raises(errors.Unprocessable):
+                client.annotate(jobs[0], colour=colour)  # type: ignore[arg-type]
         with pytest.raises(errors.AnnotationsChanged):
             client.annotate(jobs[0], remove_tags=["good"], revision=0)
         with pytest.raises(errors.NotComparable):

@@ -11,7 +11,7 @@ export function number(value, digits = 4) {
   if (!Number.isFinite(value)) return String(value);
   if (Number.isInteger(value) && Math.abs(value) < 1e9) return WHOLE.format(value);
   const size = Math.abs(value);
-  if (size >= 1e6 || size < 1e-3) return value.toExponential(digits - 2);
+  if (size >= 1e6 || size < 1e-6) return value.toExponential(digits - 1).replace(/\.?0+e/, 'e');
   if (size >= 1e4) return WHOLE.format(Math.round(value));
   return value.toPrecision(Math.max(digits, size >= 1000 ? 4 : 1)).replace(/(\.\d*?)0+$/, '$1').replace(/\.$/, '');
 }

@@ -1,12 +1,13 @@
 // The list of jobs, in pages that are loaded as the reader scrolls to them, and refreshed while they
-// are in view. Jobs are ordered by their ids, newest first, so an answer is complete for the part of
-// the list that it covers: jobs that are missing from it were deleted.
+// are in view.
 
 import { get } from './api.js';
 import { Store } from './stores.js';
 
 const PAGE = 50;
 
+// Jobs in the order of their ids, newest first, so an answer is complete for the part of the list that it
+// covers: jobs that are missing from it were deleted.
 export class JobList {
   constructor(query) {
     this.query = query;
@@ -45,7 +46,7 @@ export class JobList {
   }
 
   async load(page, signal) {
-    const answer = await get('v1/jobs', { ...this.query, brief: true, limit: PAGE, cursor: page.cursor }, signal);
+    const answer = await read(this.query, page.cursor, signal);
     if (signal?.aborted) return;
     const index = this.pages.indexOf(page);
     const following = this.pages[index + 1];
@@ -65,7 +66,58 @@ export class JobList {
 
   // Show the answer to a change at once.
   replace(job) {
-    this.jobs = this.jobs.map((other) => (other.id === job.id ? job : other));
+    this.jobs = this.jobs.map((other) => (other.id === job.id ? { ...other, ...job, values: other.values } : other));
     this.loaded.set({ count: this.jobs.length });
   }
 }
+
+// Jobs in the order of a column. A job whose value has changed can be on two pages: the first one counts.
+export class SortedJobs extends JobList {
+  constructor(query) {
+    super(query);
+    this.parts = []; // the pages: {cursor, items, next}
+  }
+
+  // Reload the pages from the row `first` on, up to the row `last`. Those below are loaded again as the reader
+  // scrolls to them, since they may begin elsewhere now.
+  async refresh(first, last, signal) {
+    if (this.loading) return;
+    let [index, row] = [0, 0];
+    while (index < this.parts.length - 1 && row + this.parts[index].items.length <= first) {
+      row += this.parts[index].items.length;
+      index += 1;
+    }
+    const parts = this.parts.slice(0, index);
+    let cursor = parts.at(-1)?.next ?? null;
+    do {
+      const { items, next_cursor: next } = await read(this.query, cursor, signal);
+      if (signal?.aborted) return;
+      parts.push({ items, next: next ?? null });
+      row += items.length;
+      cursor = next ?? null;
+    } while (cursor && row <= last);
+    this.show(parts);
+  }
+
+  async more(signal) {
+    if (!this.next || this.loading) return;
+    this.loading = true;
+    try {
+      const before = this.parts;
+      const { items, next_cursor: next } = await read(this.query, this.next, signal);
+      if (this.parts === before && !signal?.aborted) this.show([...before, { items, next: next ?? null }]);
+    } finally {
+      this.loading = false;
+    }
+  }
+
+  show(parts) {
+    const known = new Set();
+    this.parts = parts;
+    this.jobs = parts.flatMap(({ items }) => items).filter(({ id }) => !known.has(id) && known.add(id));
+    this.next = parts.at(-1).next;
+    this.loaded.set({ count: this.jobs.length });
+  }
+}
+
+const read = (query, cursor, signal) => get('v1/jobs', { ...query, brief: true, limit: PAGE, cursor }, signal);

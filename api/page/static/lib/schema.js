@@ -32,6 +32,25 @@ export function withoutDefaults(document, root, schema = root) {
   return kept;
 }
 
+const MOST_LEAVES = 400;
+
+// The paths of a document's fields that have plain values: `train.optimizer.lr`.
+export function leavesOf(root) {
+  const found = new Set();
+  const visit = (schema, path, depth) => {
+    for (const { properties } of choices(schema, root)) {
+      for (const [name, field] of Object.entries(properties ?? {})) {
+        const at = [...path, name];
+        const isPart = choices(field, root).some((one) => one.properties);
+        if (isPart && depth < 4) visit(field, at, depth + 1);
+        else if (!isPart && found.size < MOST_LEAVES) found.add(at.join('.'));
+      }
+    }
+  };
+  for (const part of ['train', 'model', 'data', 'sync', 'resources']) visit({ properties: Object.fromEntries(choices(root, root).flatMap(({ properties }) => (properties?.[part] ? [[part, properties[part]]] : []))) }, [], 0);
+  return [...found];
+}
+
 // The possible fields of an object at this path of keys: [{name, description}].
 export function fieldsAt(path, root) {
   let at = choices(root, root);

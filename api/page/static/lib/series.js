@@ -105,6 +105,50 @@ export function sentOf(series) {
   return known.length > 1 ? straight(known) : null;
 }
 
+// A function from a step to the value of a counter that the job reports; null without two values.
+export function counterOf({ steps, values }) {
+  const known = steps.map((step, i) => ({ step, y: values[i] })).filter(({ y }) => Number.isFinite(y));
+  return known.length > 1 ? straight(known) : null;
+}
+
+// The steps whose positions are in the range, which grow with the steps: [first, last] from 0 to `newest`.
+export function stepsIn(places, [low, high], newest) {
+  const firstFrom = (value) => {
+    let [from, to] = [0, newest + 1];
+    while (from < to) {
+      const middle = Math.floor((from + to) / 2);
+      if (places(middle) < value) from = middle + 1;
+      else to = middle;
+    }
+    return from;
+  };
+  return [Math.max(0, firstFrom(low) - 1), Math.min(newest, firstFrom(high))];
+}
+
+// The mean, minimum and maximum of several curves, [{xs, ys}], at equal distances of x. A curve counts only
+// between its first and last point, and is interpolated linearly.
+export function aggregate(curves, parts = 300) {
+  const all = curves.map(({ xs, ys }) => {
+    const known = xs.map((x, i) => ({ step: x, y: ys[i] })).filter(({ y }) => Number.isFinite(y));
+    return { first: known[0]?.step, last: known.at(-1)?.step, at: straight(known) };
+  }).filter(({ at }) => at);
+  if (!all.length) return { xs: [], ys: [], low: [], high: [] };
+  const low = Math.min(...all.map(({ first }) => first));
+  const high = Math.max(...all.map(({ last }) => last));
+  const count = high > low ? parts : 0;
+  const rows = Array.from({ length: count + 1 }, (_, n) => {
+    const x = count ? low + ((high - low) * n) / count : low;
+    const values = all.filter(({ first, last }) => first <= x && x <= last).map(({ at }) => at(x));
+    return { x, values };
+  }).filter(({ values }) => values.length);
+  return {
+    xs: rows.map(({ x }) => x),
+    ys: rows.map(({ values }) => values.reduce((sum, one) => sum + one, 0) / values.length),
+    low: rows.map(({ values }) => Math.min(...values)),
+    high: rows.map(({ values }) => Math.max(...values)),
+  };
+}
+
 // A function from a step to its Unix time, interpolated linearly between known moments.
 export function clockOf(moments) {
   const known = [];

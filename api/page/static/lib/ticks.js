@@ -1,12 +1,13 @@
-// The ticks of an axis and their labels. An axis shows steps, times (in Unix seconds), elapsed seconds,
-// or bytes. Neighbouring ticks have different labels, however near they are to each other.
+// The ticks of an axis and their labels. An axis shows steps, samples, tokens, epochs, times (in Unix
+// seconds), elapsed seconds, or bytes. Neighbouring ticks have different labels, however near they are to each other.
 
 import { bytes, whole } from './format.js';
 
 const DAY_S = 86400;
 const OF_CLOCKS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, DAY_S];
 // The shortest range that an axis shows: steps are integers, and clocks are not more precise.
-const LEAST = { step: 1, time: 0.01, seconds: 0.01, bytes: 1024 };
+const LEAST = { step: 1, samples: 1, tokens: 1, epoch: 0.001, time: 0.01, seconds: 0.01, bytes: 1024 };
+const COUNTED = new Set(['step', 'samples', 'tokens']);
 
 const DAY = new Intl.DateTimeFormat(undefined, { day: 'numeric', month: 'short' });
 const clock = (options) => new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit', hourCycle: 'h23', ...options });
@@ -31,7 +32,8 @@ const unitOf = (count) => 1024 ** Math.min(4, Math.max(0, Math.floor(Math.log2(M
 
 // The distance between two ticks, at least `size`, of an axis that ends at `high`.
 function spacing(axis, size, high) {
-  if (axis === 'step') return Math.max(1, decimal(size));
+  if (COUNTED.has(axis)) return Math.max(1, decimal(size));
+  if (axis === 'epoch') return decimal(size);
   if (axis === 'bytes') return unitOf(high) * decimal(size / unitOf(high));
   if (size < 1) return Math.max(0.001, decimal(size));
   return OF_CLOCKS.find((one) => one >= size) ?? DAY_S * decimal(size / DAY_S);
@@ -40,7 +42,7 @@ function spacing(axis, size, high) {
 // The width in pixels of a label on an axis of this span.
 function labelWidth(axis, span) {
   if (axis === 'time') return span < 10 ? 84 : span < 600 ? 68 : 52;
-  return { step: 56, seconds: 76, bytes: 68 }[axis];
+  return { seconds: 76, bytes: 68 }[axis] ?? 56;
 }
 
 // The range that an axis shows for values from `low` to `high`, which may be equal.
@@ -67,12 +69,14 @@ export function ticks(axis, low, high, width) {
 // The labels of ticks.
 export function tickLabels(axis, places) {
   const space = places.length > 1 ? places[1] - places[0] : 1;
-  return places.map((place) => (axis === 'step' ? shortNumber(place, space) : textOf(axis, place, space, Math.max(...places))));
+  return places.map((place) => (COUNTED.has(axis) || axis === 'epoch' ? shortNumber(place, space) : textOf(axis, place, space, Math.max(...places))));
 }
 
 // A position on an axis in words, precise enough to distinguish positions that differ by `difference`.
 export function placeText(axis, place, difference) {
   if (axis === 'step') return `step ${whole(Math.round(place))}`;
+  if (COUNTED.has(axis)) return `${whole(Math.round(place))} ${axis}`;
+  if (axis === 'epoch') return `epoch ${shortNumber(place, difference)}`;
   if (axis === 'bytes') return `${bytes(place)} sent`;
   const today = axis === 'seconds' || new Date().toDateString() === new Date(1000 * place).toDateString();
   return `${today ? '' : `${DAY.format(1000 * place)} `}${textOf(axis, place, Math.min(1, difference), place)}`;

@@ -1,50 +1,39 @@
 // A chart of one or several curves, drawn by uPlot.
 
+import { DASHED_FROM, NUM_COLOURS, pointed } from '../lib/colours.js';
 import { number } from '../lib/format.js';
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from '../lib/html.js';
+import { curvesCsv, fileName, plotPng, plotSvg, save } from '../lib/save.js';
+import { smoothed } from '../lib/smoothing.js';
 import { placeText, shortNumber, shownRange, tickLabels, ticks } from '../lib/ticks.js';
 import uPlot from '../lib/uplot.js';
 import { useMedia, useSeen } from './virtual.js';
 
-export const NUM_COLOURS = 8;
-const SMOOTH_PARTS = 200;
 const VALUES_SIZE = 50;
+const NEAR_PX = 18;
+const FADED = 0.25;
+const DASH = [7, 4];
 
 // The colour of the curve with this number.
-export const Swatch = ({ n }) => html`<span class=${`keys colour-${n % NUM_COLOURS}`}><span class="swatch"></span></span>`;
+export const Swatch = ({ n }) => html`<span class=${`swatch colour-${n % NUM_COLOURS} ${n % NUM_COLOURS >= DASHED_FROM ? 'dashed' : ''}`}></span>`;
 
-const colour = (name) => {
+const colour = (name, property = 'color') => {
   const probe = document.createElement('span');
   probe.className = name;
   document.body.append(probe);
-  const found = getComputedStyle(probe).color;
+  const found = getComputedStyle(probe)[property];
   probe.remove();
   return found;
 };
+
+// How a curve is dashed; an empty list for a solid line.
+const dashOf = ({ dash }, n) => dash ?? (n % NUM_COLOURS >= DASHED_FROM ? DASH : []);
 
 export const asNumber = (value) => (typeof value === 'number' ? value : null);
 
 // The values of a series for a curve. `NaN` and infinities are not drawn, but shown as text below the
 // chart.
 export const drawn = (values) => ({ ys: values.map(asNumber), texts: values.map((value) => (typeof value === 'string' ? value : null)) });
-
-// A bias-corrected exponential moving average. Its window is a share of the x range, so that series
-// with few and with many points are smoothed equally. Gaps remain gaps.
-export function smoothed(xs, values, weight) {
-  const width = xs.at(-1) - xs[0];
-  if (!weight || !width) return values;
-  let mean = 0;
-  let norm = 0;
-  let before = xs[0];
-  return values.map((value, i) => {
-    if (value === null || value === undefined) return value;
-    const kept = weight ** ((SMOOTH_PARTS * (xs[i] - before)) / width || 1);
-    before = xs[i];
-    mean = kept * mean + (1 - kept) * value;
-    norm = kept * norm + (1 - kept);
-    return norm ? mean / norm : value;
-  });
-}
 
 // A chart that is drawn once it comes into view, since a job may have hundreds.
 export function Chart(props) {
@@ -53,27 +42,35 @@ export function Chart(props) {
   return html`<div class="chart" ref=${box}>${seen ? html`<${Plot} ...${props} />` : html`<div class="plot"></div>`}</div>`;
 }
 
-// curves: [{name, xs, ys, texts, band: {xs, low, high}}], texts from `drawn`. marks: [{x}], drawn as
-// dashed lines. axis: the kind of x, as in ticks.js. range: [from, to] of x, or null for all.
-// onZoom: called with [from, to] when the reader drags over a part.
-function Plot({ curves, marks = [], log = false, smooth = 0, range = null, onZoom, axis = 'step', sync, label }) {
+// curves: [{name, id, colour, xs, ys, texts, band: {xs, low, high}}], texts from `drawn`; `id` is the job of the
+// curve, `colour` its number, by default its position, and `dash` the lengths of its dashes, by default those
+// of the colour. marks: [{x}], drawn as dashed lines. axis: the
+// kind of x, as in ticks.js. range: [from, to] of x, or null for all; yRange: the same of y, each of them null
+// for a limit that fits. onZoom: called with [from, to] when the reader drags over a part. saver: a ref that
+// becomes a function from `png`, `svg` or `csv`, which saves the chart.
+function Plot({ curves, marks = [], log = false, smooth = 0, kind = '', range = null, yRange = null, onZoom, axis = 'step', sync, label, title = label, saver }) {
   const box = useRef(null);
   const plot = useRef(null);
   const newest = useRef([]);
   const [at, setAt] = useState(null);
   const isDark = useMedia('(prefers-color-scheme: dark)');
   const current = useRef({});
-  const data = useMemo(() => aligned(curves, smooth, log), [curves, smooth, log]);
-  current.current = { marks, range, onZoom, data };
-  const shape = JSON.stringify([curves.map(({ name, band }) => [name, Boolean(band)]), log, axis, Boolean(smooth), isDark, sync]);
+  const smooths = useMemo(() => curves.map(({ xs, ys }) => (smooth ? smoothed(xs, ys, smooth, kind) : ys)), [curves, smooth, kind]);
+  const data = useMemo(() => aligned(curves, smooth ? smooths : null, log), [curves, smooths, log]);
+  const colours = curves.map((curve, n) => curve.colour ?? n);
+  current.current = { marks, range, yRange, onZoom, data, curves };
+  const shape = JSON.stringify([curves.map(({ name, id, dash, band }) => [name, id, dash, Boolean(band)]), colours, log, axis, Boolean(smooth), isDark, sync]);
+  const y = JSON.stringify(yRange);
 
   useLayoutEffect(() => {
-    const made = new uPlot(options(box.current, current, curves, { log, axis, smooth, sync, setAt }), current.current.data, box.current);
+    const made = new uPlot(options(box.current, current, curves, colours, { log, axis, smooth, sync, setAt }), current.current.data, box.current);
     plot.current = made;
-    newest.current = [data, range];
+    newest.current = [data, range, y];
     const watch = new ResizeObserver(() => made.setSize({ width: box.current.clientWidth, height: box.current.clientHeight }));
     watch.observe(box.current);
+    const unmark = pointed.subscribe((id) => mark(made, current.current.curves, smooth, id));
     return () => {
+      unmark();
       watch.disconnect();
       made.destroy();
       plot.current = null;
@@ -81,10 +78,11 @@ function Plot({ curves, marks = [], log = false, smooth = 0, range = null, onZoo
   }, [shape]);
   useEffect(() => {
     // Skip this if only the cursor has moved, which also renders this component.
-    if (newest.current[0] === data && newest.current[1] === range) return;
-    newest.current = [data, range];
+    if (newest.current[0] === data && newest.current[1] === range && newest.current[2] === y) return;
+    newest.current = [data, range, y];
     plot.current.setData(data);
   });
+  if (saver) saver.current = (format) => saveAs(format, plot.current, { curves, colours, axis, smooth, title });
 
   const index = at ?? data[0].length - 1;
   const [isRead, setIsRead] = useState(false);
@@ -104,58 +102,74 @@ function Plot({ curves, marks = [], log = false, smooth = 0, range = null, onZoo
   };
   const { min, max } = plot.current?.scales.x ?? {};
   const where = at !== null && placeText(axis, data[0][index], (max - min) / 200);
-  const shown = curves.map((curve, n) => ({ name: curve.name, value: textAt(curve, data[0][index]) ?? lastUpTo(data[1 + columnOf(curves, n, smooth)], index) }));
+  const shown = curves.map((curve, n) => ({ name: curve.name, id: curve.id, value: valueAt(curve, smooths[n], data[0][index]) }));
   // A screen reader reads values when the arrow keys move through them, but not when the mouse moves.
   return html`<div class="plot" ref=${box} role="application" aria-roledescription="curve" tabindex="0" aria-label=${`${label}. Arrow keys go through its values${onZoom ? ', + and - zoom' : ''}.`} onKeyDown=${key} onBlur=${() => setIsRead(false)}></div>
     <div class="keys" aria-live=${isRead ? 'polite' : 'off'}>${curves.length > 1
-      ? html`${where && html`<span class="soft">${where}</span>`}${shown.map(({ name, value }, n) => html`<span key=${name} class=${`colour-${n % NUM_COLOURS}`}><span class="swatch"></span>${name} <b>${number(value)}</b></span>`)}`
+      ? html`${where && html`<span class="soft">${where}</span>`}${shown.map(({ name, id, value }, n) => html`<span key=${id ? `${id} ${name}` : name} onPointerEnter=${() => id && pointed.set(id)} onPointerLeave=${() => id && pointed.set(null)}><${Swatch} n=${colours[n]} />${name} <b>${number(value)}</b></span>`)}`
       : shown.length === 1 && html`<span class="soft">${where || 'last'} <b>${number(shown[0].value)}</b></span>`}</div>`;
 }
 
-// The text of the last point up to x if it is not a number, else null.
-function textAt({ xs, texts = [] }, x) {
-  let i = xs.length - 1;
-  while (i >= 0 && xs[i] > x) i -= 1;
-  return texts[i] ?? null;
-}
-
-function lastUpTo(values, index) {
-  for (let i = index; i >= 0 && i > index - 400; i -= 1) if (values[i] !== null && values[i] !== undefined) return values[i];
+// The value of a curve at the last of its points up to x: a number, or the text of a value that is not finite.
+function valueAt({ xs, texts = [] }, values, x) {
+  let [i, end] = [0, xs.length];
+  while (i < end) {
+    const middle = (i + end) >> 1;
+    if (xs[middle] <= x) i = middle + 1;
+    else end = middle;
+  }
+  for (i -= 1; i >= 0; i -= 1) {
+    const found = texts[i] ?? values[i];
+    if (found !== null && found !== undefined) return found;
+  }
   return null;
 }
 
 // Each curve has one column, or two if the raw values are drawn behind the smoothed ones.
-const columnOf = (curves, n, smooth) => (smooth ? 2 * n + 1 : n);
+const columnOf = (n, smooth) => (smooth ? 2 * n + 1 : n);
 
-function aligned(curves, smooth, log) {
+function aligned(curves, smooths, log) {
   const positive = (values) => (log ? values.map((value) => (value > 0 ? value : null)) : values);
-  const tables = [];
-  for (const { xs, ys } of curves) {
-    const raw = positive(ys);
-    tables.push(smooth ? [xs, raw, positive(smoothed(xs, ys, smooth))] : [xs, raw]);
-  }
+  const tables = curves.map(({ xs, ys }, n) => (smooths ? [xs, positive(ys), positive(smooths[n])] : [xs, positive(ys)]));
   for (const { band } of curves) if (band) tables.push([band.xs, positive(band.high), positive(band.low)]);
   if (!tables.length) return [[]];
   return tables.length === 1 ? tables[0] : uPlot.join(tables);
 }
 
-function options(box, current, curves, { log, axis, smooth, sync, setAt }) {
+// Fade all curves but that of the job that the reader points at, in a plot that is in view.
+function mark(u, curves, smooth, id) {
+  const { top, bottom } = u.root.getBoundingClientRect();
+  if (bottom < 0 || top > innerHeight) return;
+  const n = id === null ? -1 : curves.findIndex((curve) => curve.id === id);
+  u.setSeries(n < 0 ? null : 1 + columnOf(n, smooth), { focus: n >= 0 }, false);
+}
+
+// The limits of the y axis: the limits that the reader gave, else limits that fit.
+function shownY(low, high, [least, most] = [null, null], log = false) {
+  const [from, to] = log ? uPlot.rangeLog(low > 0 ? low : 0.1, high > 0 ? high : 1, 10, false) : low || high ? uPlot.rangeNum(low, high, 0.1, true) : [0, 1];
+  const [bottom, top] = [log && !(least > 0) ? from : least ?? from, log && !(most > 0) ? to : most ?? to];
+  return bottom < top ? [bottom, top] : [from, to];
+}
+
+function options(box, current, curves, colours, { log, axis, smooth, sync, setAt }) {
   const text = colour('soft');
   const line = colour('grid-line');
   const series = [{}];
   const bands = [];
-  curves.forEach((_, n) => {
-    const stroke = colour(`colour-${n % NUM_COLOURS}`);
+  curves.forEach((curve, n) => {
+    const stroke = colour(`colour-${colours[n] % NUM_COLOURS}`);
     if (smooth) series.push({ stroke: faint(stroke, 0.3), width: 1, spanGaps: true, points: { show: false } });
-    series.push({ stroke, width: 1.6, spanGaps: true, points: { show: (u, i) => u.data[i].filter((value) => value !== null && value !== undefined).length < 30, size: 5 } });
+    series.push({ stroke, width: 1.6, dash: dashOf(curve, colours[n]), spanGaps: true, points: { show: (u, i) => u.data[i].filter((value) => value !== null && value !== undefined).length < 30, size: 5 } });
   });
   curves.forEach(({ band }, n) => {
     if (!band) return;
-    const stroke = colour(`colour-${n % NUM_COLOURS}`);
+    const stroke = colour(`colour-${colours[n] % NUM_COLOURS}`);
     bands.push({ series: [series.length, series.length + 1], fill: faint(stroke, 0.18) });
     for (let i = 0; i < 2; i += 1) series.push({ stroke: faint(stroke, 0.35), width: 1, spanGaps: true, points: { show: false } });
   });
   let widest = 0; // label on the x axis: half of it extends beyond its tick
+  const shownTicks = { x: { places: [], texts: [] }, y: { places: [], texts: [] } };
+  box.ticks = shownTicks;
   const look = { stroke: text, grid: { stroke: line, width: 1 }, ticks: { show: false }, font: '11px system-ui, sans-serif' };
   return {
     width: box.clientWidth || 300,
@@ -164,9 +178,10 @@ function options(box, current, curves, { log, axis, smooth, sync, setAt }) {
     bands,
     padding: [6, () => Math.max(14, 3 * widest), 0, 0],
     legend: { show: false },
+    focus: { alpha: FADED },
     scales: {
       x: { time: false, range: (u, low, high) => shownRange(axis, ...(current.current.range ?? [low, high])) },
-      y: log ? { distr: 3 } : { range: (u, low, high) => (low || high ? uPlot.rangeNum(low, high, 0.1, true) : [0, 1]) },
+      y: { distr: log ? 3 : 1, range: (u, low, high) => shownY(low, high, current.current.yRange ?? undefined, log) },
     },
     axes: [
       {
@@ -177,22 +192,33 @@ function options(box, current, curves, { log, axis, smooth, sync, setAt }) {
         values: (u, places) => {
           const texts = tickLabels(axis, places);
           widest = Math.max(0, ...texts.map((one) => one.length));
+          shownTicks.x = { places, texts };
           return texts;
         },
       },
       {
         ...look,
         size: (u, texts) => Math.max(VALUES_SIZE, 14 + 6.5 * Math.max(0, ...(texts ?? []).map((one) => one.length))),
-        values: (u, splits, _, space, difference) => splits.map((value) => (value === null ? '' : shortNumber(value, log ? null : difference))),
+        values: (u, splits, _, space, difference) => {
+          const texts = splits.map((value) => (value === null ? '' : shortNumber(value, log ? null : difference)));
+          shownTicks.y = { places: splits, texts };
+          return texts;
+        },
       },
     ],
     cursor: {
       sync: sync ? { key: sync } : undefined,
       drag: { x: true, y: false, setScale: false },
       points: { size: 7 },
+      focus: { prox: curves.some(({ id }) => id) ? NEAR_PX : -1 },
     },
     hooks: {
       setCursor: [(u) => setAt(u.cursor.idx ?? null)],
+      // The reader points at a curve of this plot; `i` is null if none is near.
+      setSeries: [(u, i) => {
+        const n = i === null ? -1 : Math.floor((i - 1) / (smooth ? 2 : 1));
+        pointed.set(current.current.curves[n]?.id ?? null);
+      }],
       setSelect: [(u) => {
         const { left, width } = u.select;
         if (width < 4) return;
@@ -200,7 +226,10 @@ function options(box, current, curves, { log, axis, smooth, sync, setAt }) {
         u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
         current.current.onZoom?.(range);
       }],
-      ready: [(u) => u.over.addEventListener('dblclick', () => current.current.onZoom?.(null))],
+      ready: [(u) => {
+        u.over.addEventListener('dblclick', () => current.current.onZoom?.(null));
+        u.over.addEventListener('pointerleave', () => pointed.set(null));
+      }],
       drawClear: [(u) => drawMarks(u, current.current.marks, text)],
     },
   };
@@ -224,3 +253,22 @@ function drawMarks(u, marks, stroke) {
 }
 
 const faint = (rgb, alpha) => `rgba(${rgb.match(/[\d.]+/g).slice(0, 3).join(', ')}, ${alpha})`;
+
+// Save what the chart shows. The CSV has the values without smoothing.
+async function saveAs(format, u, { curves, colours, axis, smooth, title }) {
+  if (!u) return;
+  if (format === 'csv') {
+    const { min, max } = u.scales.x;
+    save(fileName(title, 'csv'), curvesCsv(curves, axis, [min, max]));
+    return;
+  }
+  const look = { background: colour('card-colour'), text: colour('text-colour'), grid: colour('grid-line') };
+  const shown = curves.map((curve, n) => ({
+    name: curve.name,
+    stroke: colour(`colour-${colours[n] % NUM_COLOURS}`),
+    dash: dashOf(curve, colours[n]),
+    lines: [u.data[1 + columnOf(n, smooth)], ...(smooth ? [u.data[columnOf(n, smooth)]] : [])],
+  }));
+  const blob = format === 'png' ? await plotPng(u, title, shown, look) : plotSvg(u, title, shown, u.root.parentElement.ticks, look);
+  save(fileName(title, format), blob);
+}

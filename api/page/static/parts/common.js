@@ -1,6 +1,6 @@
 // Small parts that every view uses.
 
-import { html, useEffect, useRef } from '../lib/html.js';
+import { html, useEffect, useLayoutEffect, useRef, useState } from '../lib/html.js';
 
 export function Failure({ error, retry }) {
   if (!error) return null;
@@ -42,6 +42,34 @@ export function Dialog({ title, onClose, children }) {
       onClick=${(event) => event.target === box.current && onClose()}>
     <div class="dialog"><h2>${title}</h2>${children}</div>
   </dialog>`;
+}
+
+// A button that shows more controls. They disappear with Escape, or when the reader clicks elsewhere.
+export function Menu({ label, text = '⋯', children }) {
+  const box = useRef(null);
+  const items = useRef(null);
+  const [isOpen, setIsOpen] = useState(false);
+  // Placed in the window, since a table would cut it off.
+  useLayoutEffect(() => {
+    if (!isOpen) return;
+    const [at, { offsetWidth: width, offsetHeight: height, style }] = [box.current.getBoundingClientRect(), items.current];
+    style.left = `${Math.max(8, Math.min(at.left, innerWidth - width - 8))}px`;
+    style.top = `${Math.max(8, at.bottom + height + 8 > innerHeight ? at.top - height - 4 : at.bottom + 4)}px`;
+  }, [isOpen]);
+  useEffect(() => {
+    if (!isOpen) return undefined;
+    const leave = ({ type, target }) => { if (box.current && !(type === 'scroll' ? items : box).current?.contains(target)) box.current.open = false; };
+    const types = ['pointerdown', 'focusin', 'scroll'];
+    for (const type of types) document.addEventListener(type, leave, true);
+    return () => { for (const type of types) document.removeEventListener(type, leave, true); };
+  }, [isOpen]);
+  const key = (event) => {
+    if (event.key !== 'Escape' || !isOpen) return;
+    box.current.open = false;
+    box.current.querySelector('summary').focus();
+  };
+  return html`<details class="menu" ref=${box} onToggle=${() => setIsOpen(box.current.open)} onKeyDown=${key}><summary aria-label=${label} title=${label}>${text}</summary>
+    ${isOpen && html`<div class="items" ref=${items} onClick=${(event) => { if (box.current && event.target.closest('button')) box.current.open = false; }}>${children}</div>`}</details>`;
 }
 
 export function Bar({ parts, label }) {

@@ -37,6 +37,9 @@ export function JobLink({ job, children }) {
   return html`<a href=${toJob(job.id)} title=${job.id}>${children ?? nameOf(job)}</a>`;
 }
 
+// What distinguishes the job from others of its array or sweep: `#3 lr 0.01, width 32`.
+export const Variant = ({ job }) => job.variant && html`<span class="variant" title=${job.variant}>${job.variant}</span>`;
+
 export function Progress({ job }) {
   const { progress } = job;
   if (!progress) {

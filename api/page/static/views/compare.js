@@ -2,24 +2,31 @@
 
 import { address, adjust } from '../lib/address.js';
 import { get } from '../lib/api.js';
+import { AXES, placesOn } from '../lib/axes.js';
+import { coloursOf, pointed } from '../lib/colours.js';
 import { bytes, duration, number } from '../lib/format.js';
-import { html, useEffect, useState } from '../lib/html.js';
+import { html, useEffect, useMemo, useState } from '../lib/html.js';
 import { repeat } from '../lib/live.js';
-import { LiveSeries, secondsOf, sentOf } from '../lib/series.js';
+import { LiveSeries, aggregate, detail, stepsIn } from '../lib/series.js';
 import { useStore } from '../lib/stores.js';
-import { Chart, NUM_COLOURS, Swatch, asNumber, drawn } from '../parts/chart.js';
+import { Swatch, asNumber, drawn } from '../parts/chart.js';
 import { Empty, Failure, Loading } from '../parts/common.js';
-import { ENDED, State, Tags, costOf, goodputOf, isArrayId, isJobId, nameOf, toJob, valueText } from '../parts/job_parts.js';
+import { ENDED, State, Tags, costOf, goodputOf, isArrayId, isJobId, toJob, valueText } from '../parts/job_parts.js';
+import { ChartTools, Panel, arranged, chartOptions } from '../parts/panels.js';
+import { ColourPicker, Eye, namesOf } from '../parts/runs.js';
 import { inOrder } from './job/curves.js';
 import { SweepView } from './sweep.js';
 
 const MOST = 20;
 const EVERY_MS = 4000;
-// The x axes other than steps. Each maps the series of a job to a function from a step to its position.
-const AXES = { seconds: secondsOf, bytes: sentOf };
+// How the curves of a metric are dashed if several metrics share a chart.
+const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
 // Metrics for which lower is better, and for which higher is better; others have no best value.
 const LESS = /loss|error|perplexity|_time_s|wait_s|(^|[/_])(mae|mse|rmse)$/;
 const MORE = /accuracy|samples_per_s|tokens_per_s|(^|[/_])(auc|f1|iou|r2|map|bleu|dice|precision|recall)/;
+const NO_GROUP = 'none';
+// What jobs can be grouped by, besides labels.
+const GROUPS = { name: ({ name }) => name, experiment: ({ experiment }) => experiment, sweep: ({ array_id: id }) => id, owner: ({ owner }) => owner };
 
 export function ComparePage() {
   const { params } = useStore(address);
@@ -27,75 +34,136 @@ export function ComparePage() {
   return sweep && isArrayId(sweep) ? html`<${SweepView} id=${sweep} />` : html`<${Comparison} params=${params} />`;
 }
 
-// The comparison and the series of its jobs, with `times` also the times of steps. Polled while one of
-// the jobs is live.
-function useComparison(ids, times) {
-  const [state, setState] = useState({ found: null, series: {}, error: null });
+// The comparison and the series of its jobs, with `times` also the times of steps, and with `documents` the
+// jobs themselves. Polled while one of the jobs is live.
+function useComparison(ids, times, documents) {
+  const [state, setState] = useState({ found: null, series: {}, whole: {}, error: null });
   const key = ids.join();
   useEffect(() => {
-    setState({ found: null, series: {}, error: null });
+    setState((was) => (was.key === key ? was : { found: null, series: {}, whole: {}, error: null }));
     if (!key) return undefined;
     const controller = new AbortController();
     const live = new Map();
+    const whole = {};
     repeat(async (signal) => {
       const found = await get('v1/compare', { jobs: key }, signal);
       // The answer can also contain the baseline.
       for (const { id } of found.jobs) {
         if (!live.has(id)) live.set(id, new LiveSeries(id, { times }));
         await live.get(id).read(signal);
+        // The number of steps is known once the job runs.
+        if (documents && !whole[id]?.progress?.total_steps) whole[id] = await get(`v1/jobs/${id}`, {}, signal);
       }
-      if (!signal.aborted) setState({ found, series: Object.fromEntries([...live].map(([id, one]) => [id, one.series])), error: null });
+      if (!signal.aborted) setState({ key, found, series: Object.fromEntries([...live].map(([id, one]) => [id, one.series])), whole: { ...whole }, error: null });
       return found.jobs.every((job) => ENDED.has(job.state));
     }, { every: EVERY_MS, signal: controller.signal, onError: (error) => error && setState((was) => ({ ...was, error })) });
     return () => controller.abort();
-  }, [key, times]);
+  }, [key, times, documents]);
   return state;
+}
+
+// The zoomed part of each job's series in full detail, by id. range: [from, to] on the axis, or null.
+function useDetails(places, series, range) {
+  const [found, setFound] = useState({ key: null, series: {} });
+  const ids = Object.keys(series).filter((id) => places.get(id));
+  const key = range && JSON.stringify([range, ids]);
+  useEffect(() => {
+    if (!key) return undefined;
+    const controller = new AbortController();
+    const read = async () => {
+      const all = {};
+      for (const id of ids) {
+        const newest = Math.max(0, ...Object.values(series[id]).map(({ steps }) => steps.at(-1)));
+        const [from, to] = stepsIn(places.get(id), range, newest);
+        if (from <= to) all[id] = await detail(id, 0, [], from, to, controller.signal);
+      }
+      setFound({ key, series: all });
+    };
+    read().catch(() => {});
+    return () => controller.abort();
+  }, [key]);
+  return key && found.key === key ? found.series : {};
 }
 
 function Comparison({ params }) {
   const ids = [...new Set((params.get('jobs') || '').split(',').filter(isJobId))].slice(0, MOST);
-  const x = Object.hasOwn(AXES, params.get('x')) ? params.get('x') : '';
-  const { found, series, error } = useComparison(ids, x === 'seconds');
-  const [range, setRange] = useState(null);
-  const log = params.get('log') === '1';
-  const smooth = Number(params.get('smooth')) || 0;
-  useEffect(() => setRange(null), [x]);
+  const options = chartOptions(params);
+  const { found, series, whole, error } = useComparison(ids, Boolean(AXES[options.x].timed), Boolean(AXES[options.x].ofJob));
+  const [chosen, setChosen] = useState({});
+  const hidden = new Set((params.get('hide') || '').split(','));
+  const jobs = (found?.jobs ?? []).map((job) => (job.id in chosen ? { ...job, colour: chosen[job.id] } : job));
+  const places = useMemo(() => new Map(jobs.map(({ id }) => [id, placesOn(options.x, series[id], whole[id])])), [options.x, series, whole]);
+  const closer = useDetails(places, series, options.range);
   if (!ids.length) return html`<h1>Compare</h1><${Empty}>Choose two or more jobs in <a href="#/jobs">the list of jobs</a>.<//>`;
   if (!found) return html`<h1>Compare</h1>${error ? html`<${Failure} error=${error} />` : html`<${Loading} />`}`;
-  const { jobs, baseline } = found;
-  const keys = inOrder(new Set(jobs.flatMap(({ id }) => Object.keys(series[id]))));
-  const curveOf = curves(jobs, series, AXES[x]);
+  const { baseline } = found;
+  const names = namesOf(jobs);
+  const colours = coloursOf(jobs);
+  const runs = jobs.map((job) => ({ ...job, title: names.get(job.id), n: colours.get(job.id) }));
+  const shown = runs.filter(({ id }) => !hidden.has(id));
+  const metrics = inOrder(new Set(jobs.flatMap(({ id }) => Object.keys(series[id]))));
+  const group = params.get('group') ?? '';
+  const missing = shown.filter(({ id }) => !places.get(id));
+  const pointsOf = (id, key) => (places.get(id) && (closer[id]?.[key] ?? series[id][key])) || { steps: [], values: [] };
+  const curveOf = (run, key) => {
+    const { steps, values } = pointsOf(run.id, key);
+    return { name: run.title, id: run.id, colour: run.n, xs: steps.map((step) => places.get(run.id)(step)), ...drawn(values) };
+  };
+  const curvesOf = ({ members }) => members.flatMap(({ key, name }, n) => {
+    const dash = members.length > 1 ? { dash: DASHES[n % DASHES.length] } : {};
+    const named = (title) => (members.length > 1 ? `${title}, ${name}` : title);
+    if (group) return grouped(shown, group, (run) => curveOf(run, key)).map((curve) => ({ ...curve, ...dash, name: named(curve.name) }));
+    return shown.map((run) => ({ ...curveOf(run, key), ...dash, name: named(run.title) }));
+  });
+  const toggle = (id) => adjust({ hide: jobs.map((job) => job.id).filter((one) => (one === id ? !hidden.has(one) : hidden.has(one))).join(',') });
+  const offered = Object.keys(AXES).filter((name) => AXES[name].timed || AXES[name].ofJob || jobs.some(({ id }) => placesOn(name, series[id])));
   return html`<section aria-labelledby="title">
     <header class="head"><h1 id="title">Compare ${jobs.length} jobs</h1></header><${Failure} error=${error} />
-    <div class="card"><table class="compared"><thead><tr><th>Job</th><th>State</th><th>Experiment</th><th class="num">Waited</th><th class="num">Ran</th><th class="num">Workers</th><th class="num">Goodput</th><th class="num">Cost</th><td></td></tr></thead><tbody>
-      ${jobs.map((job, n) => html`<tr key=${job.id} class=${job.id === baseline ? 'baseline' : ''}><td><${Swatch} n=${n} /><a href=${toJob(job.id)} title=${job.id}>${nameOf(job)}</a>
-          ${job.id === baseline && html` <strong class="note">baseline</strong>`} <${Tags} tags=${job.tags} /></td><td><${State} job=${job} /></td>
-        <td>${job.experiment ?? '–'}</td><td class="num">${duration(job.waited_s)}</td><td class="num">${duration(job.ran_s)}</td>
-        <td class="num">${job.world_size}</td><td class="num">${goodputOf(job)}</td><td class="num">${costOf(job) ?? '–'}</td>
-        <td class="num">${ids.includes(job.id) && html`<button class="quiet" aria-label=${`Leave out ${nameOf(job)}`} onClick=${() => adjust({ jobs: ids.filter((id) => id !== job.id).join(',') })}>×</button>`}</td></tr>`)}</tbody></table></div>
-    <div class="toolbar"><div class="segments" role="group" aria-label="Axis">
-        ${['', ...Object.keys(AXES)].map((name) => html`<button key=${name} aria-pressed=${x === name} onClick=${() => adjust({ x: name })}>${name || 'steps'}</button>`)}</div>
-      <label><input type="checkbox" checked=${log} onChange=${(event) => adjust({ log: event.target.checked ? '1' : '' })} /> log scale</label>
-      <label>smoothing <input type="range" min="0" max="0.99" step="0.01" value=${smooth} onInput=${(event) => adjust({ smooth: Number(event.target.value) || '' })} /></label>
-      ${range && html`<button onClick=${() => setRange(null)}>Show all</button>`}</div>
-    <div class="panels">${keys.map((key) => html`<section key=${key} class="panel" aria-label=${key}><h2 class="minor">${key}</h2>
-      <${Chart} curves=${curveOf(key)}
-        log=${log} smooth=${smooth} range=${range} onZoom=${setRange} axis=${x || 'step'} sync="compare" label=${`${key} of ${jobs.length} jobs`} /></section>`)}</div>
-    <${Synchronization} jobs=${jobs} baseline=${baseline} sync=${found.sync} />
+    <div class="card"><table class="compared"><thead><tr><td></td><th>Job</th><th>State</th><th>Experiment</th><th class="num">Waited</th><th class="num">Ran</th><th class="num">Workers</th><th class="num">Goodput</th><th class="num">Cost</th><td></td></tr></thead><tbody>
+      ${runs.map((job) => html`<${Run} key=${job.id} run=${job} isBaseline=${job.id === baseline} isHidden=${hidden.has(job.id)} onToggle=${() => toggle(job.id)}
+        onColour=${(colour) => setChosen((was) => ({ ...was, [job.id]: colour }))} onRemove=${ids.includes(job.id) && (() => adjust({ jobs: ids.filter((id) => id !== job.id).join(',') }))} />`)}</tbody></table></div>
+    <${ChartTools} options=${options} offered=${offered}><label>curves <select aria-label="Group the curves" value=${group} onChange=${(event) => adjust({ group: event.target.value })}>
+      <option value="">of each job</option>${groupings(jobs, group).map((one) => html`<option key=${one} value=${one}>mean by ${one.replace(/^label:/, 'label ')}</option>`)}</select></label><//>
+    ${group && html`<p class="soft">Each curve is the mean of the jobs that are shown, and the band is their minimum to maximum.</p>`}
+    ${missing.length > 0 && html`<p class="note">No ${AXES[options.x].name} are known of ${missing.map(({ title }) => title).join(', ')}.</p>`}
+    <div class="panels">${arranged(metrics.map((key) => ({ name: key, members: [{ key, name: key }] })), options).map((panel) => html`<${Panel} key=${panel.name} panel=${panel} options=${options} metrics=${metrics} curves=${curvesOf(panel)}
+        axis=${options.x || 'step'} sync="compare" label=${`${panel.name} of ${shown.length} jobs`} />`)}</div>
+    <${Synchronization} jobs=${runs} baseline=${baseline} sync=${found.sync} />
     <h2>Metrics</h2><p class="soft">The newest value${baseline ? ', its difference from the baseline,' : ''} and the best value or the range, with steps.</p>
-    <${Table} label="Metrics of each job" jobs=${jobs} baseline=${baseline} rows=${inOrderBy(found.metrics).map(rowOfMetric)} />
+    <${Table} label="Metrics of each job" jobs=${runs} baseline=${baseline} rows=${inOrderBy(found.metrics).map(rowOfMetric)} />
     <h2>Differences between the documents</h2>
-    ${found.differences.length ? html`<${Table} label="Fields that differ" jobs=${jobs} baseline=${baseline} rows=${found.differences.map(({ pointer, values }) => ({ name: pointer, cells: values.map((value) => ({ text: valueText(value) })) }))} />` : html`<p class="soft">None.</p>`}
+    ${found.differences.length ? html`<${Table} label="Fields that differ" jobs=${runs} baseline=${baseline} rows=${found.differences.map(({ pointer, values }) => ({ name: pointer, cells: values.map((value) => ({ text: valueText(value) })) }))} />` : html`<p class="soft">None.</p>`}
   </section>`;
 }
 
-// A function from a metric to the curve of each job. axis: one of AXES, or undefined for steps. A job
-// whose steps have no position on the axis has no curve.
-function curves(jobs, series, axis) {
-  const places = jobs.map(({ id }) => (axis ? axis(series[id]) : (step) => step));
-  return (key) => jobs.map((job, n) => {
-    const { steps, values } = (places[n] && series[job.id][key]) || { steps: [], values: [] };
-    return { name: nameOf(job), xs: steps.map((step) => places[n](step)), ...drawn(values) };
+// A job's row, which is marked while the reader points at its curve, and marks the curve.
+function Run({ run: job, isBaseline, isHidden, onToggle, onColour, onRemove }) {
+  const isPointed = useStore(pointed) === job.id;
+  return html`<tr class=${`${isBaseline ? 'baseline' : ''} ${isPointed ? 'pointed' : ''} ${isHidden ? 'unseen' : ''}`} onPointerEnter=${() => pointed.set(job.id)} onPointerLeave=${() => pointed.set(null)} onFocusCapture=${() => pointed.set(job.id)} onBlurCapture=${() => pointed.set(null)}>
+    <td class="look"><${Eye} name=${job.title} hidden=${isHidden} onToggle=${onToggle} /><${ColourPicker} jobId=${job.id} name=${job.title} n=${job.n} onChange=${onColour} /></td>
+    <td><a href=${toJob(job.id)} title=${job.id}>${job.title}</a>${isBaseline && html` <strong class="note">baseline</strong>`} <${Tags} tags=${job.tags} /></td><td><${State} job=${job} /></td>
+    <td>${job.experiment ?? '–'}</td><td class="num">${duration(job.waited_s)}</td><td class="num">${duration(job.ran_s)}</td>
+    <td class="num">${job.world_size}</td><td class="num">${goodputOf(job)}</td><td class="num">${costOf(job) ?? '–'}</td>
+    <td class="num">${onRemove && html`<button class="quiet" aria-label=${`Leave out ${job.title}`} onClick=${onRemove}>×</button>`}</td></tr>`;
+}
+
+// What these jobs can be grouped by, including `current`, which the address names.
+function groupings(jobs, current) {
+  const labels = new Set(jobs.flatMap(({ labels: own }) => Object.keys(own)).map((key) => `label:${key}`));
+  return [...new Set([...Object.keys(GROUPS), ...[...labels].sort(), ...(current ? [current] : [])])];
+}
+
+// The mean curve of each group of jobs, with a band from the minimum to the maximum.
+function grouped(runs, by, curveOf) {
+  const groupOf = Object.hasOwn(GROUPS, by) ? GROUPS[by] : ({ labels }) => labels[by.replace(/^label:/, '')];
+  const groups = new Map();
+  for (const run of runs) {
+    const name = groupOf(run) ?? NO_GROUP;
+    groups.set(name, [...(groups.get(name) ?? []), run]);
+  }
+  return [...groups].map(([name, members], n) => {
+    const { xs, ys, low, high } = aggregate(members.map(curveOf));
+    return { name: `${name} (${members.length})`, colour: n, xs, ys, band: members.length > 1 ? { xs, low, high } : undefined };
   });
 }
 
@@ -138,7 +206,7 @@ function rowOfMetric({ key, values, changes }) {
 }
 
 function Table({ label, jobs, baseline, rows }) {
-  return html`<div class="card" role="region" aria-label=${label} tabindex="0"><table class="differs"><thead><tr><td></td>${jobs.map((job, n) => html`<th key=${job.id} class=${`num colour-${n % NUM_COLOURS}`}>${nameOf(job)}${job.id === baseline ? ' (baseline)' : ''}</th>`)}</tr></thead>
+  return html`<div class="card" role="region" aria-label=${label} tabindex="0"><table class="differs"><thead><tr><td></td>${jobs.map((job) => html`<th key=${job.id} class="num"><${Swatch} n=${job.n} /> ${job.title}${job.id === baseline ? ' (baseline)' : ''}</th>`)}</tr></thead>
     <tbody>${rows.map(({ name, cells }) => html`<tr key=${name}><td><code>${name}</code></td>${cells.map(({ text, more, change, isBest }, n) => html`<td key=${n} class=${`num ${isBest ? 'best' : ''}`}>${text}${
       change && html` <span class="soft">${change}</span>`}${more && html`<br /><small class=${isBest ? '' : 'soft'}>${more}</small>`}</td>`)}</tr>`)}</tbody></table></div>`;
 }

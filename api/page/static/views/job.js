@@ -8,7 +8,7 @@ import { pace, useNow, usePoll, useWhileLooked } from '../lib/live.js';
 import { useStore } from '../lib/stores.js';
 import { topologyOf } from '../lib/topology.js';
 import { Bar, Copy, Dialog, Fact, Failure, Loading, Tabs } from '../parts/common.js';
-import { ENDED, JobLink, Labels, Progress, RayLink, State, WITH_SLOTS, costOf, goodputOf, lossOf, nameOf } from '../parts/job_parts.js';
+import { ENDED, JobLink, Labels, Progress, RayLink, State, Variant, WITH_SLOTS, costOf, goodputOf, lossOf, nameOf } from '../parts/job_parts.js';
 import { Annotations } from './job/annotations.js';
 import { Clients } from './job/clients.js';
 import { Curves } from './job/curves.js';
@@ -43,14 +43,14 @@ export function JobPage({ path: [, jobId] }) {
   const tabs = TABS.filter(([name]) => (name !== 'clients' || found?.spec.federated?.http) && (name !== 'samples' || found?.spec.samples));
   const tab = tabs.some(([name]) => name === params.get('tab')) ? params.get('tab') : 'curves';
   useEffect(() => {
-    if (found) document.title = `${nameOf(found)} - dray`;
+    if (found) document.title = `${[nameOf(found), found.variant].filter(Boolean).join(' ')} - dray`;
     return () => { document.title = 'dray'; };
   }, [found?.name]);
 
   if (!found) return job.error ? html`<${Failure} error=${job.error} />` : html`<${Loading} />`;
   const shared = { job: found, events, attempts: attempts.data?.items ?? [], checkpoints: checkpoints.data?.items ?? [] };
   return html`<article aria-labelledby="title">
-    <header class="head"><h1 id="title">${nameOf(found)}</h1><${State} job=${found} /><${Labels} labels=${found.labels} />
+    <header class="head"><h1 id="title">${nameOf(found)}</h1><${Variant} job=${found} /><${State} job=${found} /><${Labels} labels=${found.labels} />
       <${Actions} job=${found} refresh=${job.refresh} /></header>
     <${Failure} error=${error ?? (job.error?.status ? job.error : null)} />
     <${Why} job=${found} explanation=${explanation.data} />

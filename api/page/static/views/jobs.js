@@ -1,24 +1,24 @@
 // The list of jobs, which updates itself.
 
-import { address, adjust, go, link } from '../lib/address.js';
-import { change, hasToken } from '../lib/api.js';
-import { ago, exactly, plural } from '../lib/format.js';
+import { address, adjust, link, select } from '../lib/address.js';
+import { get } from '../lib/api.js';
+import { plural } from '../lib/format.js';
 import { html, useEffect, useMemo, useRef, useState } from '../lib/html.js';
-import { JobList } from '../lib/job_list.js';
-import { repeat, useNow, usePoll } from '../lib/live.js';
+import { JobList, SortedJobs } from '../lib/job_list.js';
+import { repeat, useNow } from '../lib/live.js';
 import { useStore } from '../lib/stores.js';
-import { Dialog, Empty, Failure, Loading } from '../parts/common.js';
-import { ENDED, JobLink, Labels, Progress, STATES, State, Tags, costOf, goodputOf, lossOf, nameOf } from '../parts/job_parts.js';
+import { Empty, Failure, Loading } from '../parts/common.js';
+import { JobLink, Labels, Tags, Variant, nameOf } from '../parts/job_parts.js';
 import { useMedia, useVirtual } from '../parts/virtual.js';
+import { Heading, USUAL, columnOf, requested, split } from './jobs/columns.js';
+import { Filters, Search, useQueues } from './jobs/filters.js';
 
 const EVERY_MS = 4000;
-const GROUPS = [
-  ['all', 'All', []],
-  ['waiting', 'Waiting', ['QUEUED']],
-  ['running', 'Running', ['STARTING', 'RUNNING', 'RECOVERING', 'CANCELLING']],
-  ['ended', 'Ended', ['SUCCEEDED', 'FAILED', 'CANCELLED']],
-  ['failed', 'Failed', ['FAILED']],
-];
+const EXPORT_PAGE = 500;
+const MOST_EXPORTED = 20000;
+const MOST_KNOWN = 1000;
+const KINDS = [['', 'no groups'], ['sweep', 'sweep'], ['experiment', 'experiment'], ['user', 'user']];
+const REM = 16;
 
 // The API query for the parameters of an address.
 function queryOf(params) {
@@ -31,26 +31,47 @@ function queryOf(params) {
   return query;
 }
 
+// A part of the view that is loaded when it is needed.
+function useLater(load, isNeeded) {
+  const [found, setFound] = useState(null);
+  useEffect(() => {
+    if (isNeeded && !found) load().then((component) => setFound(() => component), () => {});
+  }, [isNeeded]);
+  return isNeeded ? found : null;
+}
+
 export function Jobs() {
-  const { params } = useStore(address);
-  const query = queryOf(params);
+  const { params, chosen: ids } = useStore(address);
+  const filter = queryOf(params);
+  const names = params.get('columns') ? split(params.get('columns')) : USUAL;
+  const sort = params.get('sort') ?? '';
+  const group = params.get('group') ?? '';
+  const query = { ...filter, sort, columns: requested(names) };
   const key = JSON.stringify(query);
-  const list = useMemo(() => new JobList(query), [key]);
+  const list = useMemo(() => new (sort ? SortedJobs : JobList)(query), [key]);
   useStore(list.loaded);
   const [error, setError] = useState(null);
-  const [chosen, setChosen] = useState(new Set());
+  const [isAll, setIsAll] = useState(false);
+  const [isChoosing, setIsChoosing] = useState(false);
+  const chosen = new Set(ids);
   const body = useRef(null);
   const isNarrow = useMedia('(max-width: 46rem)');
-  const rowHeight = isNarrow ? 76 : 38;
+  const isUsual = names === USUAL;
+  const rowHeight = isNarrow && isUsual ? 76 : 38;
   const { first, last, above, below } = useVirtual(body, list.jobs.length, rowHeight, true);
   const inView = useRef([0, 0]);
   inView.current = [first, Math.max(first, last - 1)];
   const wake = useRef(null);
   const now = useNow(5000);
+  const queues = useQueues();
+  const [isCompleting, setIsCompleting] = useState(false);
+  const known = useKnown(list.jobs, queues, isCompleting || isChoosing);
 
   useEffect(() => {
     const controller = new AbortController();
     setError(null);
+    setIsAll(false);
+    if (group) return undefined;
     repeat(async (signal) => {
       try {
         await list.refresh(...inView.current, signal);
@@ -65,159 +86,125 @@ export function Jobs() {
       every: EVERY_MS, signal: controller.signal, onError: setError, wake,
     });
     return () => controller.abort();
-  }, [list]);
+  }, [list, group]);
   useEffect(() => {
     if (list.next && last >= list.jobs.length - 30) list.more().catch(setError);
   }, [list, last, list.jobs.length]);
-  useEffect(() => setChosen(new Set()), [key]);
 
-  const toggle = (id) => setChosen((was) => {
-    const next = new Set(was);
+  const choose = (next) => {
+    setIsAll(false);
+    select([...next]);
+  };
+  const toggle = (id) => {
+    const next = new Set(chosen);
     if (!next.delete(id)) next.add(id);
-    return next;
-  });
+    choose(next);
+  };
+  const columns = names.map(columnOf);
   const rows = list.jobs.slice(first, last);
-  const isUnreadable = error?.code === 'invalid_search';
-  const allChosen = list.jobs.length > 0 && chosen.size === list.jobs.length;
+  const isUnreadable = error?.code === 'invalid_search' && !/^\/(columns|sort)$/.test(error.pointer ?? '');
+  const allChosen = list.jobs.length > 0 && list.jobs.every(({ id }) => chosen.has(id));
+  const Groups = useLater(() => import('./jobs/groups.js').then((module) => module.Groups), Boolean(group));
+  const Chosen = useLater(() => import('./jobs/bulk.js').then((module) => module.Chosen), chosen.size > 0);
+  const ColumnDialog = useLater(() => import('./jobs/choose_columns.js').then((module) => module.ColumnDialog), isChoosing);
+  const cells = (job) => columns.filter(({ name }) => name !== 'progress').map((column) => html`<span key=${column.name}><span class="soft">${column.title}</span> ${column.cell(job, now)}</span>`);
+  const isWide = !isUsual && (isNarrow ? 10 + 8 * names.length : 20 + 7 * names.length) * REM > innerWidth;
+  const found = list.jobs.filter(({ id }) => chosen.has(id));
 
   return html`<section aria-labelledby="title">
     <header class="head"><h1 id="title">Jobs</h1>
-      <span class="soft" role="status">${list.loaded.value && `${plural(list.jobs.length, 'job')}${list.next ? ' so far' : ''}`}</span>
+      <span class="soft" role="status">${!group && list.loaded.value && `${plural(list.jobs.length, 'job')}${list.next ? ' so far' : ''}`}</span>
       <a class="button primary" href=${link(['submit'])}>Submit a job</a></header>
-    <${Filters} params=${params} />
-    <${Search} where=${params.get('where') ?? ''} error=${isUnreadable ? error : null} />
+    <${Filters} params=${params} queues=${queues} />
+    <${Search} where=${params.get('where') ?? ''} error=${isUnreadable ? error : null} known=${known} onFocus=${() => setIsCompleting(true)} />
+    <div class="toolbar listing"><button onClick=${() => setIsChoosing(true)}>Columns</button>
+      <label>group by <select value=${group} onChange=${(event) => adjust({ group: event.target.value })}>${[...KINDS, ...groupLabels(known.labels, group)].map(([value, title]) => html`<option key=${value} value=${value}>${title}</option>`)}</select></label>
+      ${sort && html`<span class="soft">sorted by ${sort.replace(/^-/, '')}, ${sort.startsWith('-') ? 'largest' : 'smallest'} first</span><button class="quiet" onClick=${() => adjust({ sort: '' })}>Newest first</button>`}
+      ${!group && list.jobs.length > 0 && html`<${Export} query=${query} names=${names} />`}</div>
     <${Failure} error=${isUnreadable ? null : error} />
-    ${!list.loaded.value && !error && html`<${Loading} />`}
-    ${list.loaded.value && list.jobs.length === 0 && html`<${Empty}>
+    ${group && Groups && html`<${Groups} by=${group} sort=${sort} query=${filter} columns=${query.columns} row=${cells} />`}
+    ${!group && !list.loaded.value && !error && html`<${Loading} />`}
+    ${!group && list.loaded.value && list.jobs.length === 0 && html`<${Empty}>
       ${[...params.keys()].length ? 'No matching jobs.' : html`There are no jobs yet. <a href=${link(['submit'])}>Submit the first one</a>.`}<//>`}
-    ${list.jobs.length > 0 && html`<table class="jobs" aria-rowcount=${list.next ? -1 : list.jobs.length + 1}>
+    ${!group && list.jobs.length > 0 && html`<div class=${isWide ? 'sideways' : ''}><table class=${`jobs ${isUsual ? '' : 'custom'}`} style=${isWide ? { width: `${20 + 7 * names.length}rem` } : {}} aria-rowcount=${list.next ? -1 : list.jobs.length + 1}>
       <thead><tr>
         <th class="pick"><input type="checkbox" aria-label="Choose all loaded jobs" checked=${allChosen}
-          onChange=${() => setChosen(allChosen ? new Set() : new Set(list.jobs.map((job) => job.id)))} /></th>
-        <th>Name</th><th>State</th><th class="wide">Progress</th><th class="num">Loss</th><th>Queue</th>
-        <th class="who">Owner</th><th class="num" title="Workers: the world size">Workers</th>
-        <th class="num" title="The share of its slots' time that was useful">Goodput</th><th class="num cost">Cost</th><th class="num">Submitted</th>
+          onChange=${() => choose(allChosen ? [] : list.jobs.map((job) => job.id))} /></th>
+        <${Heading} column=${{ name: 'name', title: 'Name', sorts: true }} sort=${sort} />${columns.map((column) => html`<${Heading} key=${column.name} column=${column} sort=${sort} />`)}
       </tr></thead>
       <tbody ref=${body}>
         ${above > 0 && html`<tr key="above" class="spacer" aria-hidden="true" style=${{ height: `${above}px` }}></tr>`}
         ${rows.map((job, index) => html`<tr key=${job.id} aria-rowindex=${first + index + 2} class=${chosen.has(job.id) ? 'chosen' : ''}>
-          <td class="pick"><input type="checkbox" aria-label=${`Choose ${nameOf(job)}`} checked=${chosen.has(job.id)} onChange=${() => toggle(job.id)} /></td>
-          <td class="name"><${JobLink} job=${job} /> <${Tags} tags=${job.tags} /> <${Labels} labels=${job.labels} /></td>
-          <td class="is"><${State} job=${job} /></td>
-          <td class="wide"><${Progress} job=${job} /></td>
-          <td class="num loss">${lossOf(job)}</td>
-          <td class="queue">${job.queue}</td>
-          <td class="who">${job.owner}</td>
-          <td class="num size">${job.world_size}</td>
-          <td class="num good">${goodputOf(job)}</td>
-          <td class="num cost">${costOf(job) ?? '–'}</td>
-          <td class="num when" title=${exactly(job.created_at)}>${ago(job.created_at, now)}</td>
+          <td class="pick"><input type="checkbox" aria-label=${`Choose ${[nameOf(job), job.variant].filter(Boolean).join(' ')}`} checked=${chosen.has(job.id)} onChange=${() => toggle(job.id)} /></td>
+          <td class="name"><${JobLink} job=${job} /> <${Variant} job=${job} /> <${Tags} tags=${job.tags} /> <${Labels} labels=${job.labels} /></td>
+          ${columns.map((column) => html`<td key=${column.name} class=${column.className}>${column.cell(job, now)}</td>`)}
         </tr>`)}
         ${below > 0 && html`<tr key="below" class="spacer" aria-hidden="true" style=${{ height: `${below}px` }}></tr>`}
-      </tbody></table>`}
-    ${chosen.size > 0 && html`<${Chosen} list=${list} chosen=${chosen} clear=${() => setChosen(new Set())} wake=${wake} />`}
+      </tbody></table></div>`}
+    ${found.length > 0 && Chosen && html`<${Chosen} jobs=${found} matching=${isAll ? withoutEmpty(filter) : null} clear=${() => choose([])} wake=${wake}>
+      ${allChosen && list.next && !isAll && html`<button onClick=${() => setIsAll(true)}>Choose all that match</button>`}<//>`}
+    ${isChoosing && ColumnDialog && html`<${ColumnDialog} shown=${names} offers=${known.columns} onClose=${() => setIsChoosing(false)} />`}
   </section>`;
 }
 
-function Filters({ params }) {
-  const queues = usePoll('v1/queues', {}, 30000).data?.items ?? [];
-  const states = params.getAll('state');
-  const [text, setText] = useState(params.get('text') || '');
-  const [label, setLabel] = useState('');
-  const typing = useRef(null);
-  useEffect(() => setText(params.get('text') || ''), [params.get('text')]);
-  const type = (value) => {
-    setText(value);
-    clearTimeout(typing.current);
-    typing.current = setTimeout(() => adjust({ text: value.trim() }), 250);
-  };
-  const same = (group) => group.length === states.length && group.every((state) => states.includes(state));
-  const labels = params.getAll('label');
-  const addLabel = (event) => {
-    event.preventDefault();
-    if (!/^[^=]+=/.test(label)) return;
-    adjust({ label: [...new Set([...labels, label])] });
-    setLabel('');
-  };
-  return html`<div class="filters" role="search">
-    <div class="segments" role="group" aria-label="States">
-      ${GROUPS.map(([name, title, group]) => html`<button key=${name} aria-pressed=${same(group)} onClick=${() => adjust({ state: group })}>${title}</button>`)}
-    </div>
-    <select aria-label="State" value=${states.length === 1 ? states[0] : ''} onChange=${(event) => adjust({ state: event.target.value })}>
-      <option value="">any state</option>${STATES.map((state) => html`<option key=${state} value=${state}>${state}</option>`)}</select>
-    <select aria-label="Queue" value=${params.get('queue') || ''} onChange=${(event) => adjust({ queue: event.target.value })}>
-      <option value="">any queue</option>${queues.map(({ name }) => html`<option key=${name} value=${name}>${name}</option>`)}</select>
-    <input type="search" placeholder="name or id" aria-label="Name or id" value=${text} onInput=${(event) => type(event.target.value)} />
-    <form onSubmit=${addLabel}><input placeholder="label=value" aria-label="Label, as key=value; Enter adds it" value=${label}
-      pattern="[^=]+=.*" onInput=${(event) => setLabel(event.target.value)} /></form>
-    ${labels.map((one) => html`<button key=${one} class="label" aria-label=${`Remove the label ${one}`}
-      onClick=${() => adjust({ label: labels.filter((other) => other !== one) })}>${one} ×</button>`)}
-    ${hasToken.value && html`<label><input type="checkbox" checked=${Boolean(params.get('mine'))}
-      onChange=${(event) => adjust({ mine: event.target.checked ? '1' : '' })} /> mine</label>`}
-  </div>`;
+const withoutEmpty = (filter) => Object.fromEntries(Object.entries(filter).filter(([, value]) => value && value.length));
+
+// The labels that the list can be grouped by, including the one of the address.
+function groupLabels(labels, current) {
+  const keys = labels.filter((label) => label !== 'experiment').map((label) => `label:${label}`);
+  const all = current.startsWith('label:') && !keys.includes(current) ? [...keys, current] : keys;
+  return all.map((value) => [value, `label ${value.slice('label:'.length)}`]);
 }
 
-// The search expression, and its error below the column that the server names.
-function Search({ where, error }) {
-  const [text, setText] = useState(where);
-  const field = useRef(null);
-  useEffect(() => setText(where), [where]);
-  const [, column, message] = error?.message.match(/^column (\d+): ([^]*)$/) ?? [null, null, error?.message];
-  // The server counts characters; JavaScript counts UTF-16 code units.
-  const before = column ? [...where].slice(0, column - 1).join('') : where;
+// Names to complete: of metrics, labels and tags of the first jobs, of queues, and of the document's fields,
+// which are loaded when `isNeeded`.
+function useKnown(listed, queues, isNeeded) {
+  const [fields, setFields] = useState([]);
   useEffect(() => {
-    if (error && document.activeElement === field.current) field.current.setSelectionRange(before.length, before.length);
-  }, [error]);
-  const search = (event) => {
-    event.preventDefault();
-    adjust({ where: text.trim() });
-  };
-  return html`<form class="where" role="search" aria-label="Search by an expression" onSubmit=${search}>
-    <input type="search" ref=${field} maxlength="4000" spellcheck="false" autocomplete="off" aria-label="Expression; Enter searches" placeholder="val/accuracy > 0.9 and train.optimizer.lr < 0.01 and 'good' in tags"
-      value=${text} aria-invalid=${Boolean(error)} aria-describedby=${error ? 'where-error' : null} onInput=${(event) => setText(event.target.value)} />
-    <button>Search</button>
-    ${where && html`<button type="button" class="quiet" onClick=${() => adjust({ where: '' })}>Clear</button>`}
-    ${error && html`<pre id="where-error" role="alert">${`${where}\n`}<span aria-hidden="true"><span class="before">${before}</span>^ </span><strong>${message}</strong>${column && html`<span class="hidden"> at column ${column}</span>`}${error.hint && `\n${error.hint}`}</pre>`}
-  </form>`;
+    if (!isNeeded || fields.length) return undefined;
+    const controller = new AbortController();
+    Promise.all([get('v1/schema', {}, controller.signal), import('../lib/schema.js')]).then(([schema, { leavesOf }]) => setFields(leavesOf(schema)), () => {});
+    return () => controller.abort();
+  }, [isNeeded]);
+  return useMemo(() => {
+    const jobs = listed.slice(0, MOST_KNOWN);
+    const all = (of) => [...new Set(jobs.flatMap(of))].sort();
+    const metrics = all(({ summary }) => Object.keys(summary));
+    const labels = all((job) => Object.keys(job.labels));
+    const [tags, owners] = [all((job) => job.tags), all(({ owner }) => [owner])];
+    const values = { state: ['QUEUED', 'STARTING', 'RUNNING', 'RECOVERING', 'CANCELLING', 'SUCCEEDED', 'FAILED', 'CANCELLED'], queue: queues, owner: owners, experiment: all((job) => [job.labels.experiment].filter(Boolean)), name: all(({ name }) => [name]).slice(0, 500) };
+    for (const label of labels) values[`labels.${label}`] = all((job) => [job.labels[label]].filter(Boolean));
+    const isPlain = (key) => /^[\w.-]+(\/[\w.-]+)+$/.test(key);
+    const names = metrics.map((key) => (isPlain(key) ? key : `metrics[${JSON.stringify(key)}]`));
+    const columns = [...names, ...names.map((key) => `best:${key}`), ...labels.map((label) => (/^[A-Za-z_]\w*$/.test(label) ? `labels.${label}` : `labels[${JSON.stringify(label)}]`)), ...fields];
+    return { metrics, labels, fields, tags, values, columns };
+  }, [listed, queues.join(), fields]);
 }
 
-// Actions on the chosen jobs.
-function Chosen({ list, chosen, clear, wake }) {
-  const [asking, setAsking] = useState(null);
-  const [priority, setPriority] = useState(50);
-  const [message, setMessage] = useState(null);
-  const jobs = list.jobs.filter((job) => chosen.has(job.id));
-  const live = jobs.filter((job) => !ENDED.has(job.state));
-  const each = async (doing) => {
-    setMessage('…');
-    const refused = [];
-    for (const job of live) {
-      try {
-        list.replace(await doing(job));
-      } catch (error) {
-        refused.push(`${nameOf(job)}: ${error.message}`);
+// Saves the jobs of the list as CSV, including the jobs that are not loaded yet.
+function Export({ query, names }) {
+  const [state, setState] = useState(null);
+  const write = async () => {
+    const [{ csvOf, save }, api] = await Promise.all([import('../lib/save.js'), names.filter((name) => name !== 'progress' && name !== 'loss' && name !== 'goodput')]);
+    const rows = [['id', 'name', 'variant', ...api]];
+    setState({ count: 0 });
+    try {
+      const known = new Set();
+      for (let cursor = null; rows.length <= MOST_EXPORTED;) {
+        const page = await get('v1/jobs', { ...query, columns: api.join(','), brief: true, limit: EXPORT_PAGE, cursor });
+        for (const job of page.items) if (!known.has(job.id) && known.add(job.id)) rows.push([job.id, job.name, job.variant, ...api.map((name) => plain(job.values?.[name] ?? job[name]))]);
+        setState({ count: rows.length - 1 });
+        cursor = page.next_cursor;
+        if (!cursor) break;
       }
+      save('jobs.csv', csvOf(rows));
+      setState(rows.length > MOST_EXPORTED ? { note: `the first ${MOST_EXPORTED} jobs were saved` } : null);
+    } catch (error) {
+      setState({ error });
     }
-    setMessage(refused.length ? refused.join('; ') : null);
-    setAsking(null);
-    if (!refused.length) clear();
-    wake.current?.();
   };
-  return html`<div class="actions" role="region" aria-label="The chosen jobs">
-    <strong>${plural(chosen.size, 'job')} chosen</strong>
-    <button onClick=${() => go(['compare'], { jobs: [...chosen].join(',') })} disabled=${chosen.size < 2 || chosen.size > 20}
-      title="Two to twenty jobs">Compare</button>
-    <button onClick=${() => setAsking('priority')} disabled=${!live.length}>Change priority</button>
-    <button class="danger" onClick=${() => setAsking('cancel')} disabled=${!live.length}>Cancel</button>
-    <button class="quiet" onClick=${clear}>Clear</button>
-    ${message && html`<span role="alert" class="numeric">${message}</span>`}
-    ${asking === 'cancel' && html`<${Dialog} title=${`Cancel ${plural(live.length, 'job')}?`} onClose=${() => setAsking(null)}>
-      <p>${live.slice(0, 8).map(nameOf).join(', ')}${live.length > 8 ? ` and ${live.length - 8} more` : ''}. Their metrics, logs and checkpoints are kept.</p>
-      <p class="buttons"><button onClick=${() => setAsking(null)}>Keep them</button>
-        <button class="danger" onClick=${() => each((job) => change('POST', `v1/jobs/${job.id}/cancel`))}>Cancel them</button></p><//>`}
-    ${asking === 'priority' && html`<${Dialog} title="Change priority" onClose=${() => setAsking(null)}>
-      <p><label>Priority, 0 to 100 <input type="number" min="0" max="100" value=${priority} onInput=${(event) => setPriority(Number(event.target.value))} /></label></p>
-      <p class="buttons"><button onClick=${() => setAsking(null)}>Close</button>
-        <button class="primary" onClick=${() => each((job) => change('PATCH', `v1/jobs/${job.id}`, { priority }))}>Change ${plural(live.length, 'job')}</button></p><//>`}
-  </div>`;
+  return html`<button disabled=${state?.count !== undefined} onClick=${write}>Save as CSV</button>${state?.count !== undefined && html`<span class="soft" role="status">${plural(state.count, 'job')} read …</span>`}
+    ${state?.note && html`<span class="note">${state.note}</span>`}<${Failure} error=${state?.error} />`;
 }
+
+const plain = (value) => (value !== null && typeof value === 'object' ? JSON.stringify(value) : value);

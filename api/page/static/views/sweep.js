@@ -2,10 +2,12 @@
 
 import { go } from '../lib/address.js';
 import { get } from '../lib/api.js';
+import { coloursOf, pointed } from '../lib/colours.js';
 import { plural, whole } from '../lib/format.js';
 import { html, useEffect, useRef, useState } from '../lib/html.js';
 import { repeat } from '../lib/live.js';
-import { NUM_COLOURS, Swatch } from '../parts/chart.js';
+import { useStore } from '../lib/stores.js';
+import { Swatch } from '../parts/chart.js';
 import { Empty, Failure, Loading } from '../parts/common.js';
 import { State, isOver, toJob, valueText } from '../parts/job_parts.js';
 
@@ -13,6 +15,7 @@ const EVERY_MS = 5000;
 const PAGE = 500;
 const MOST_TRIALS = 2000;
 const NUM_BEST = 20;
+const NUM_THICK = 8;
 const HEIGHT = 332;
 const [TOP, BOTTOM, SIDE] = [46, 14, 60];
 const AXIS_WIDTH = 160;
@@ -54,19 +57,27 @@ export function SweepView({ id }) {
   if (!sweep) return html`<h1>Sweep</h1>${error ? html`<${Failure} error=${error} />` : html`<${Loading} />`}`;
   const names = Object.keys(sweep.sweep.parameters);
   const best = trials.filter(counts).slice(0, NUM_BEST);
+  const colours = coloursOf(best.map(({ job_id: jobId, colour, index }) => ({ id: jobId, colour, index, array_id: id })));
   return html`<section aria-labelledby="title">
     <header class="head"><h1 id="title">${sweep.name || 'Sweep'}</h1><span class="soft">${plural(sweep.size, 'trial')}: ${Object.entries(sweep.counts).map(([state, count]) => `${whole(count)} ${state}`).join(', ')}</span>
       <span class="buttons"><a class="button" href=${`#/jobs?text=${id}`}>All trials in the list</a>
-        <button disabled=${best.length < 2} onClick=${() => go(['compare'], { jobs: best.slice(0, NUM_COLOURS).map((one) => one.job_id).join(',') })}>Compare the curves of the best</button></span></header>
+        <button disabled=${best.length < 2} onClick=${() => go(['compare'], { jobs: best.map((one) => one.job_id).join(',') })}>Compare the curves of the best</button></span></header>
     <${Failure} error=${error} />
     <p class="soft">${sweep.mode === 'min' ? 'Lower' : 'Higher'} ${sweep.metric} is better; the ${sweep.by === 'last' ? 'last' : 'best'} value of each trial counts. Sampler: ${sweep.sampler}.
       ${sweep.size > MOST_TRIALS ? ` The first ${whole(MOST_TRIALS)} trials are shown.` : ''}</p>
-    ${trials.some(({ parameters }) => parameters) ? html`<${Lines} sweep=${sweep} names=${names} trials=${trials} />` : html`<${Empty}>No trial has values yet.<//>`}
+    ${trials.some(({ parameters }) => parameters) ? html`<${Lines} sweep=${sweep} names=${names} trials=${trials} colours=${colours} />` : html`<${Empty}>No trial has values yet.<//>`}
     <h2>The best trials</h2>
     ${!best.length ? html`<p class="soft">No trial has reported ${sweep.metric} yet.</p>` : html`<div class="card"><table class="trials"><thead><tr><th>Trial</th><th>State</th><th class="num">${sweep.metric}</th><th class="num">Step</th>${names.map((name) => html`<th key=${name} class="num">${name}</th>`)}</tr></thead>
-      <tbody>${best.map((trial, n) => html`<tr key=${trial.index} class=${trial.is_best ? 'baseline' : ''}><td>${n < NUM_COLOURS && html`<${Swatch} n=${n} />`}<a href=${toJob(trial.job_id)} title=${trial.job_id}>trial ${trial.index}</a>${trial.is_best && html` <strong class="note">best</strong>`}</td>
-        <td><${State} job=${trial} /></td><td class="num">${valueText(trial.value)}</td><td class="num">${valueText(trial.step)}</td>${names.map((name) => html`<td key=${name} class="num">${valueText(trial.parameters?.[name])}</td>`)}</tr>`)}</tbody></table></div>`}
+      <tbody>${best.map((trial) => html`<${TrialRow} key=${trial.index} trial=${trial} names=${names} colour=${colours.get(trial.job_id)} />`)}</tbody></table></div>`}
   </section>`;
+}
+
+// A trial's row, which is marked while the reader points at its line, and marks the line.
+function TrialRow({ trial, names, colour }) {
+  const isPointed = useStore(pointed) === trial.job_id;
+  return html`<tr class=${`${trial.is_best ? 'baseline' : ''} ${isPointed ? 'pointed' : ''}`} onPointerEnter=${() => pointed.set(trial.job_id)} onPointerLeave=${() => pointed.set(null)}>
+    <td><${Swatch} n=${colour} /><a href=${toJob(trial.job_id)} title=${trial.variant}>#${trial.index}</a>${trial.is_best && html` <strong class="note">best</strong>`}</td>
+    <td><${State} job=${trial} /></td><td class="num">${valueText(trial.value)}</td><td class="num">${valueText(trial.step)}</td>${names.map((name) => html`<td key=${name} class="num">${valueText(trial.parameters?.[name])}</td>`)}</tr>`;
 }
 
 const text = JSON.stringify;
@@ -86,11 +97,12 @@ function axisOf(name, { choices = null, min, max, log = false }) {
 }
 
 // Parallel coordinates. The pointer or the arrow keys highlight one trial at a time.
-function Lines({ sweep, names, trials }) {
+function Lines({ sweep, names, trials, colours }) {
   const box = useRef(null);
   const [width, setWidth] = useState(900);
   const [at, setAt] = useState(0);
   const [isPointed, setIsPointed] = useState(false);
+  const pointedId = useStore(pointed);
   useEffect(() => {
     const watch = new ResizeObserver(([entry]) => setWidth(entry.contentRect.width));
     watch.observe(box.current);
@@ -108,7 +120,14 @@ function Lines({ sweep, names, trials }) {
   const described = (trial) => axes.map(({ name }, n) => `${name} ${valueText(valueOf(trial, n))}`).join(', ');
   const current = Math.min(at, drawn.length - 1);
   const shown = drawn[current];
+  useEffect(() => {
+    const n = drawn.findIndex(({ job_id: jobId }) => jobId === pointedId);
+    if (n < 0) return;
+    setAt(n);
+    setIsPointed(true);
+  }, [pointedId]);
   const point = (n, focus) => {
+    pointed.set(drawn[n].job_id);
     setAt(n);
     setIsPointed(true);
     if (focus) box.current.querySelector(`[data-n="${n}"]`)?.focus();
@@ -121,11 +140,12 @@ function Lines({ sweep, names, trials }) {
     point(Math.max(0, Math.min(drawn.length - 1, to)), true);
   };
   const line = (trial, n) => {
-    const isBest = counts(trial) && n < NUM_COLOURS;
+    const colour = colours.get(trial.job_id);
+    const isThick = colour !== undefined && n < NUM_THICK;
     const path = points(trial).map(([left, share], i) => `${i ? 'L' : 'M'}${left.toFixed(1)} ${y(share).toFixed(1)}`).join('');
-    return html`<g key=${trial.index} class=${`trial ${isBest ? `colour-${n}` : 'soft'} ${isBest ? 'good' : ''} ${isPointed && n === current ? 'pointed' : ''}`} role="option" data-n=${n}
-      aria-selected=${n === current} aria-posinset=${n + 1} aria-setsize=${drawn.length} tabindex=${n === current ? 0 : -1} aria-label=${`Trial ${trial.index}, ${trial.state}: ${described(trial)}`}
-      onPointerEnter=${() => point(n)} onFocus=${() => point(n)} onClick=${() => point(n, true)}><path class="near" d=${path} /><path d=${path} /></g>`;
+    return html`<g key=${trial.index} class=${`trial ${colour === undefined ? 'soft' : `colour-${colour}`} ${isThick ? 'good' : ''} ${isPointed && n === current ? 'pointed' : ''}`} role="option" data-n=${n}
+      aria-selected=${n === current} aria-posinset=${n + 1} aria-setsize=${drawn.length} tabindex=${n === current ? 0 : -1} aria-label=${`#${trial.index}, ${trial.state}: ${described(trial)}`}
+      onPointerEnter=${() => point(n)} onPointerLeave=${() => pointed.set(null)} onFocus=${() => point(n)} onClick=${() => point(n, true)}><path class="near" d=${path} /><path d=${path} /></g>`;
   };
   // The best trials are drawn last, above the others. The arrow keys go from the best to the worst.
   return html`<div class="card lines" ref=${box}>
@@ -136,7 +156,7 @@ function Lines({ sweep, names, trials }) {
       <g class="axis ticks" aria-hidden="true">${axes.map((axis, n) => axis.ticks.map((tick) => html`<text key=${text(tick)} x=${x(n)} y=${y(axis.at(tick))} dx=${n === axes.length - 1 ? 6 : -6} dy="4" text-anchor=${n === axes.length - 1 ? 'start' : 'end'}>${short(tick)}</text>`))}</g>
       ${isPointed && html`<g class="values" aria-hidden="true">${points(shown).map(([left, share, value], n) => html`<g key=${n}><circle cx=${left} cy=${y(share)} r="4" /><text x=${left} y=${y(share) - 9} text-anchor="middle">${short(value)}</text></g>`)}</g>`}
     </svg>
-    <p class="soft">${isPointed ? html`<a href=${toJob(shown.job_id)}>trial ${shown.index}</a> <span class="numeric">${shown.state}: ${described(shown)}</span>` : 'Point at a line, or use the arrow keys to go through the trials; Enter opens a trial. The best trials are coloured.'}</p></div>`;
+    <p class="soft">${isPointed ? html`<a href=${toJob(shown.job_id)}>#${shown.index}</a> <span class="numeric">${shown.state}: ${described(shown)}</span>` : 'Point at a line, or use the arrow keys to go through the trials; Enter opens a trial. The best trials are coloured.'}</p></div>`;
 }
 
 function short(value) {

@@ -72,21 +72,8 @@ def _queries(
     if where is None:
         query = query.where(JobRow.deleted_at.is_(None))
     else:
-        # Don't read `deleted_at` of every job found: it is the last column of a wide row, and
-        # reading it is slow.
-        deleted = select(JobRow.id).where(JobRow.deleted_at.is_not(None))
-        query = query.where(JobRow.id.not_in(deleted), search.condition(session, where))
-    query = query.where(*conditions(session, wanted, JobRow))
-    if wanted.id_prefix is not None:
-        query = query.where(order >= wanted.id_prefix, order <= last_id(wanted.id_prefix))
-    if wanted.created_after is not None:
-        query = query.where(
-            order >= ids_since(wanted.created_after), JobRow.created_at >= wanted.created_after
-        )
-    if wanted.created_before is not None:
-        query = query.where(
-            order < ids_up_to(wanted.created_before), JobRow.created_at < wanted.created_before
-        )
+        query = query.where(_not_deleted(), search.condition(session, where))
+    query = query.where(*conditions(session, wanted, JobRow), *_bounds(wanted, order))
     if before_id is not None:
         query = query.where(order < before_id)
     query = query.order_by(order.desc()).limit(limit)
@@ -99,6 +86,43 @@ def _queries(
         if wanted.collapse_arrays:
             queries.append(_heads(each, distinct))
     return queries
+
+
+def on_jobs(
+    session: Session, wanted: JobFilter, where: SearchNode | None
+) -> list[ColumnElement[bool]]:
+    """Return the filter as conditions on `JobRow`, for lists in another order."""
+    found = [_not_deleted(), *conditions(session, wanted, JobRow), *_bounds(wanted, JobRow.id)]
+    if where is not None:
+        found.append(search.condition(session, where))
+    if wanted.queue is not None:
+        found.append(JobRow.queue.in_(queues_of(session, wanted)))
+    if wanted.state:
+        found.append(JobRow.state.in_(wanted.state))
+    for key, value in wanted.labels:
+        label = aliased(JobLabelRow)
+        same = (label.job_id == JobRow.id, label.key == key, label.value == value)
+        found.append(select(label.job_id).where(*same).exists())
+    return found
+
+
+def _bounds(wanted: JobFilter, job_id: Any) -> list[ColumnElement[bool]]:
+    """Return the conditions on ids and submission times. `job_id` is the column with the job's
+    id."""
+    found: list[ColumnElement[bool]] = []
+    if wanted.id_prefix is not None:
+        found += [job_id >= wanted.id_prefix, job_id <= last_id(wanted.id_prefix)]
+    if (after := wanted.created_after) is not None:
+        found += [job_id >= ids_since(after), JobRow.created_at >= after]
+    if (before := wanted.created_before) is not None:
+        found += [job_id < ids_up_to(before), JobRow.created_at < before]
+    return found
+
+
+def _not_deleted() -> ColumnElement[bool]:
+    # Don't read `deleted_at` of every job found: it is the last column of a wide row, and reading
+    # it is slow.
+    return JobRow.id.not_in(select(JobRow.id).where(JobRow.deleted_at.is_not(None)))
 
 
 def queues_of(session: Session, wanted: BasicJobFilter) -> list[str]:

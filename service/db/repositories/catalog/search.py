@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, assert_never
@@ -48,6 +48,7 @@ from service.domain.tracking.search_tree import (
     Literal,
     MetricField,
     Negated,
+    Of,
     Order,
     SearchField,
     SearchNode,
@@ -132,14 +133,19 @@ def _on_field(session: Session, field: SearchField, node: _OnField) -> ColumnEle
             return JobRow.id.in_(labels.where(_holds(JobLabelRow.value, node)))
         case MetricField(key, of):
             m = MetricSummaryRow
-            value = {"last": m.last_value, "min": m.min_value, "max": m.max_value}[of]
+            value = metric_value(of)
             series = select(m.job_id).where(m.key == key)
             has_series = isinstance(node, Exists)
             return JobRow.id.in_(series if has_series else series.where(_holds(value, node)))
         case DocumentField(pointer):
-            return _in_document(session, pointer, node)
+            return in_document(session, pointer, lambda row: _value_holds(row, node))
         case _:
             assert_never(field)
+
+
+def metric_value(of: Of) -> Any:
+    """Return the column of `MetricSummaryRow` with this value of a series."""
+    return getattr(MetricSummaryRow, f"{of}_value")
 
 
 def _id_bound(name: str, node: _OnField) -> ColumnElement[bool]:
@@ -176,43 +182,50 @@ def _in(column: Any, literals: Sequence[Literal]) -> ColumnElement[bool]:
     return found
 
 
-def _in_document(session: Session, pointer: str, node: _OnField) -> ColumnElement[bool]:
-    """Return a condition that is true if the value at the pointer in the job's document matches
-    `node`. The value is stored either for the job itself or as a shared value."""
+def in_document(
+    session: Session, pointer: str, holds: Callable[[Any], ColumnElement[bool]]
+) -> ColumnElement[bool]:
+    """Return a condition that is true for jobs in whose document `holds` is true for the value at
+    the pointer. The value is stored either for the job itself or as a shared value.
+
+    `holds` returns a condition on a row of `DocumentValueRow`.
+    """
     own, shares, shared = (aliased(DocumentValueRow) for _ in range(3))
-    if _is_default(session, pointer, node):
+    if _is_default(session, pointer, holds):
         # Most jobs match, so evaluate the condition for each job instead of listing the matching
         # jobs.
         of_job = (own.holder == JobRow.id, own.pointer == pointer)
         of_shared = (shared.holder == shares.text, shared.pointer == pointer)
         of_shares = (shares.holder == JobRow.id, shares.pointer == SHARES)
         return or_(
-            exists().where(*of_job, _value_holds(own, node)),
+            exists().where(*of_job, holds(own)),
             and_(
                 ~exists().where(*of_job),
-                exists().where(*of_shares, *of_shared, _value_holds(shared, node)),
+                exists().where(*of_shares, *of_shared, holds(shared)),
             ),
         )
     is_overridden = exists().where(own.holder == shares.holder, own.pointer == pointer)
-    holders = _holders(shared, pointer, node).where(shared.holder < _JOBS)
+    holders = _holders(shared, pointer, holds).where(shared.holder < _JOBS)
     by_sharing = select(shares.holder).where(
         shares.pointer == SHARES, shares.text.in_(holders), ~is_overridden
     )
-    return JobRow.id.in_(union_all(_holders(DocumentValueRow, pointer, node), by_sharing))
+    return JobRow.id.in_(union_all(_holders(DocumentValueRow, pointer, holds), by_sharing))
 
 
-def _is_default(session: Session, pointer: str, node: _OnField) -> bool:
+def _is_default(
+    session: Session, pointer: str, holds: Callable[[Any], ColumnElement[bool]]
+) -> bool:
     """Whether the default of the field matches, in which case documents without this field
     match."""
     row = DocumentValueRow
-    holders = _holders(row, pointer, node).where(
+    holders = _holders(row, pointer, holds).where(
         row.holder >= DEFAULTS, row.holder <= last_id(DEFAULTS)
     )
     return session.execute(holders.limit(1)).first() is not None
 
 
-def _holders(row: Any, pointer: str, node: _OnField) -> Select[Any]:
-    return select(row.holder).where(row.pointer == pointer, _value_holds(row, node))
+def _holders(row: Any, pointer: str, holds: Callable[[Any], ColumnElement[bool]]) -> Select[Any]:
+    return select(row.holder).where(row.pointer == pointer, holds(row))
 
 
 def _value_holds(row: Any, node: _OnField) -> ColumnElement[bool]:

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, func, select, true
 from sqlalchemy.orm import Session
 
-from service.db.models import AttemptCostRow
+from service.db.models import AttemptCostRow, JobCostRow, JobRow
 from service.domain.costs.slot_history import SlotHistory
 
 AMOUNTS = ("slot_seconds", "total", "useful", "unreported")
@@ -21,6 +21,12 @@ def put(session: Session, row: AttemptCostRow) -> None:
     """Add the cost of an attempt, or replace its earlier cost."""
     session.merge(row)
     session.flush()
+
+
+def set_of_job(session: Session, job: JobRow, currency: str) -> None:
+    """Store the total cost of the job's attempts that were priced in this currency."""
+    job.cost = of_job(session, job.id, currency)
+    session.merge(JobCostRow(job_id=job.id, total=job.cost["total"]))
 
 
 def of_job(session: Session, job_id: str, currency: str) -> dict[str, Any]:

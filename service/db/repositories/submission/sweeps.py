@@ -102,7 +102,7 @@ def _trials(array_id: str) -> Select[Any]:
     return (
         select(
             *(t.job_id, t.array_index, t.parameters, t.value, t.value_step, t.last_step, t.rung),
-            *(j.state, j.reason_code, j.reason_message, j.started_at, j.finished_at),
+            *(j.state, j.reason_code, j.reason_message, j.started_at, j.finished_at, j.colour),
         )
         .join_from(TrialRow, JobRow, t.job_id == j.id)
         .where(t.array_id == array_id, j.deleted_at.is_(None))
@@ -160,6 +160,14 @@ def _parameters() -> Select[Any]:
     c = TrialRow.__table__.c
     query = select(c.job_id, c.parameters)
     return query.where(c.job_id.in_(bindparam("job_ids", expanding=True)))
+
+
+def searched(session: Session, array_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Return the parameters of these sweeps with their possible values, keyed by the id of the
+    sweep. Ids of other arrays are omitted."""
+    c = SweepRow.__table__.c
+    query = select(c.array_id, c.sweep).where(c.array_id.in_(array_ids))
+    return {row.array_id: row.sweep["parameters"] for row in session.execute(query)}
 
 
 def without_values(session: Session, job_ids: Collection[str]) -> dict[str, str]:

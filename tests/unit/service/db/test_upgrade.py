@@ -12,8 +12,9 @@ import pytest
 from alembic import command
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Table, insert, inspect, make_url, select, update
+from sqlalchemy import Table, insert, inspect, make_url, select, text, update
 
+from dray.filters import JobTable
 from dray.views import JobState
 from ray_workers.shared.contracts import Cause
 from service.db import models
@@ -106,6 +107,39 @@ async def test_what_happened_to_a_job_reads_as_it_did(
     lease = empty.read_sync(leases.get)
     assert lease is not None
     assert lease.term == 3
+
+
+async def test_older_jobs_are_sorted_like_new_ones(empty: Database, tmp_path: Path) -> None:
+    storage = Storage((tmp_path / "storage").as_uri())
+    build(empty, REVISIONS[0], storage)
+    summary = (
+        "INSERT INTO metric_summaries "
+        "(job_id, key, last_step, last_value, min_step, min_value, max_step, max_value) "
+        f"VALUES ('{JOB}', :key, 3, 2.0, 1, 1.0, 2, 3.0)"
+    )
+    script = {"entrypoint": "a.py", "args": ["--lr", "0.5"]}
+    with empty.engine.begin() as connection:
+        connection.execute(text(summary), [{"key": "val/loss"}, {"key": "x/reward"}])
+        jobs = table_of(models.JobRow)
+        document = connection.execute(select(jobs.c.spec).where(jobs.c.id == JOB)).scalar_one()
+        changed = {
+            "spec": {**document, "recipe": None, "script": script},
+            "started_at": START,
+            "finished_at": START + timedelta(seconds=90.25),
+        }
+        connection.execute(update(jobs).where(jobs.c.id == JOB).values(**changed))
+    migrate(empty)
+    service = Service(empty, storage, tmp_path)
+    columns = "best:val/loss,best:x/reward,cost,duration,lr"
+    values = {}
+    for column in columns.split(","):
+        page = await service.jobs.list(JobTable(sort=f"-{column}", columns=columns))
+        assert page.items[0].id == JOB, column
+        values = page.items[0].values
+    assert values["duration"] == pytest.approx(90.25, abs=1e-4)
+    assert list(values.values())[:3] == [1.0, 3.0, 2.0]
+    found = await service.jobs.list(JobTable(where="parameters.lr = 0.5"))
+    assert [job.id for job in found.items] == [JOB]
 
 
 @EACH

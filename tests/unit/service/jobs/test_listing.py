@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from dray.filters import JobFilter
 from dray.views import JobState
+from service.db.repositories.catalog.sort_stages import SortPosition
 from service.db.session import Database
 from service.domain.errors import BadCursor
 from service.domain.ids import ids_since, ids_up_to, new_job_id
@@ -156,9 +157,9 @@ def test_a_page_walks_one_index_and_never_sorts(
         if "ORDER BY" in statement and "FROM queues" not in statement:
             statements.append((statement, parameters))
 
-    before_id = new_job_id(START)
+    after = SortPosition(0, None, new_job_id(START))
     with Session(engine) as session:
-        listing.page(session, wanted, limit=10, before_id=before_id)
+        listing.page(session, listing.table_of(wanted), limit=10, after=after)
         assert len(statements) == max(1, len(wanted.state))
         for statement, parameters in statements[:]:
             raw = session.connection().exec_driver_sql(

@@ -2,13 +2,15 @@
 
 import { address, adjust } from '../../lib/address.js';
 import { serverNow } from '../../lib/api.js';
+import { AXES, placesOn } from '../../lib/axes.js';
 import { html, useEffect, useMemo, useRef, useState } from '../../lib/html.js';
 import { pace, repeat } from '../../lib/live.js';
-import { LiveSeries, bandOf, clockOf, detail, momentsOf } from '../../lib/series.js';
+import { LiveSeries, bandOf, clockOf, detail, stepsIn } from '../../lib/series.js';
 import { useStore } from '../../lib/stores.js';
-import { Chart, drawn } from '../../parts/chart.js';
+import { drawn } from '../../parts/chart.js';
 import { Empty, Failure, Loading } from '../../parts/common.js';
 import { ENDED } from '../../parts/job_parts.js';
+import { ChartTools, Panel, arranged, chartOptions } from '../../parts/panels.js';
 import { changedAt, marksOf } from './timeline.js';
 
 // The polling period of the curves is longer than that of the job: reading new points costs the server five
@@ -50,51 +52,48 @@ function panelsOf(keys) {
 
 export function Curves({ job, events, attempts, checkpoints }) {
   const { params } = useStore(address);
-  const log = params.get('log') === '1';
-  const isTime = params.get('x') === 'time';
+  const options = chartOptions(params);
+  const { x, range } = options;
   const withRanks = params.get('ranks') === '1';
-  const smooth = Number(params.get('smooth')) || 0;
   const only = params.get('keys') || '';
-  const { series, error } = useSeries(job, events, isTime);
+  const { series, error } = useSeries(job, events, Boolean(AXES[x].timed));
   const others = useRanks(job, withRanks);
-  const [range, setRange] = useState(null);
-  const toTime = useMemo(
-    () => (isTime && series ? clockOf(momentsOf(series)) ?? clockOf(momentsAround(job, events, attempts, checkpoints)) : null),
-    [isTime, series, job, events, attempts, checkpoints],
-  );
-  useEffect(() => setRange(null), [isTime]);
-  const closer = useDetail(job.id, range && !toTime ? range : null);
+  const places = useMemo(() => {
+    if (!series) return null;
+    const found = placesOn(x, series, job);
+    return found ?? (x === 'time' ? clockOf(momentsAround(job, events, attempts, checkpoints)) : null);
+  }, [x, series, job, events, attempts, checkpoints]);
+  const axis = places ? x : '';
+  const where = places ?? ((step) => step);
+  const newest = useMemo(() => Math.max(0, ...Object.values(series ?? {}).map(({ steps }) => steps.at(-1))), [series]);
+  const closer = useDetail(job.id, range && series ? stepsIn(where, range, newest) : null);
 
   if (!series) return error ? html`<${Failure} error=${error} />` : html`<${Loading} />`;
   const words = only.toLowerCase().split(/\s+/).filter(Boolean);
-  const panels = panelsOf(Object.keys(series).filter((key) => words.every((word) => key.toLowerCase().includes(word))));
+  const all = Object.keys(series);
+  const keys = all.filter((key) => words.every((word) => key.toLowerCase().includes(word)));
+  const panels = arranged(panelsOf(keys), options);
   const marks = marksOf(events, attempts);
-  const where = toTime ?? ((step) => step);
-  return html`<div class="toolbar">
-      <input type="search" aria-label="Metrics whose name contains" placeholder="metrics" value=${only} onInput=${(event) => adjust({ keys: event.target.value })} />
-      <div class="segments" role="group" aria-label="Axis">
-        <button aria-pressed=${!isTime} onClick=${() => adjust({ x: '' })}>Step</button>
-        <button aria-pressed=${isTime} onClick=${() => adjust({ x: 'time' })} title="When each step was reported">Time</button></div>
-      <label><input type="checkbox" checked=${log} onChange=${(event) => adjust({ log: event.target.checked ? '1' : '' })} /> log scale</label>
-      ${job.world_size > 1 && html`<label><input type="checkbox" checked=${withRanks} onChange=${(event) => adjust({ ranks: event.target.checked ? '1' : '' })} /> ranks as a band</label>`}
-      <label>smoothing <input type="range" min="0" max="0.99" step="0.01" value=${smooth} onInput=${(event) => adjust({ smooth: Number(event.target.value) || '' })} /></label>
-      ${range && html`<button onClick=${() => setRange(null)}>Show all</button>`}
-    </div>
+  const offered = Object.keys(AXES).filter((name) => AXES[name].timed || placesOn(name, series, job));
+  return html`<${ChartTools} options=${options} offered=${offered}>
+      <input type="search" aria-label="Metrics whose name contains" placeholder="metrics" value=${only} onInput=${(event) => adjust({ keys: event.target.value }, true)} />
+      ${job.world_size > 1 && html`<label><input type="checkbox" checked=${withRanks} onChange=${(event) => adjust({ ranks: event.target.checked ? '1' : '' })} /> ranks as a band</label>`}<//>
     <${Failure} error=${error} />
-    ${!panels.length && html`<${Empty}>${Object.keys(series).length ? 'No matching metrics.' : ENDED.has(job.state) ? 'The job reported no metrics.' : 'No metrics yet: they appear with the first steps.'}<//>`}
-    <div class="panels">${panels.map(({ name: panel, members }) => {
+    ${!places && html`<p class="note">The job's data has no ${AXES[x].name}: the curves are drawn by steps.</p>`}
+    ${!panels.length && html`<${Empty}>${all.length ? 'No matching metrics.' : ENDED.has(job.state) ? 'The job reported no metrics.' : 'No metrics yet: they appear with the first steps.'}<//>`}
+    <div class="panels">${panels.map((panel) => {
+      const { name, members } = panel;
       let odd = 0;
-      const curves = members.map(({ key, name }) => {
+      const curves = members.map(({ key, name: curve }) => {
         const points = closer?.[key] ?? series[key];
         odd += points.values.filter((value) => typeof value === 'string').length;
         const band = withRanks && bandOf([series, ...others].map((one) => one[key]));
-        return { name, xs: points.steps.map(where), ...drawn(points.values), last: points.values.at(-1), band: band ? { ...band, xs: band.xs.map(where) } : undefined };
+        return { name: curve, xs: points.steps.map(where), ...drawn(points.values), last: points.values.at(-1), band: band ? { ...band, xs: band.xs.map(where) } : undefined };
       });
-      return html`<section key=${panel} class="panel" aria-label=${panel}><h2 class="minor">${panel}</h2>
-        <${Chart} curves=${curves} marks=${marks.map((mark) => ({ ...mark, x: where(mark.x) }))} log=${log} smooth=${smooth} range=${range}
-          onZoom=${setRange} axis=${toTime ? 'time' : 'step'} sync=${job.id} label=${`${panel}, last ${curves.map(({ name, last }) => (members.length > 1 ? `${name} ${last}` : last)).join(', ')}`} />
+      return html`<${Panel} key=${name} panel=${panel} options=${options} metrics=${inOrder(all)} curves=${curves} marks=${marks.map((mark) => ({ ...mark, x: where(mark.x) }))}
+          axis=${axis || 'step'} sync=${job.id} label=${`${name}, last ${curves.map(({ name: curve, last }) => (members.length > 1 ? `${curve} ${last}` : last)).join(', ')}`}>
         ${odd > 0 && html`<p class="note">${odd} of the values shown ${odd === 1 ? 'is' : 'are'} not finite</p>`}
-        ${members.some(({ key }) => key.startsWith(GUESSED)) && html`<p class="note">guessed from the script's output</p>`}</section>`;
+        ${members.some(({ key }) => key.startsWith(GUESSED)) && html`<p class="note">guessed from the script's output</p>`}<//>`;
     })}</div>`;
 }
 

@@ -61,7 +61,7 @@ export function Logs({ job }) {
   return html`<div class="toolbar">
       <select aria-label="Rank" value=${rank} onChange=${(event) => adjust({ rank: event.target.value })}><option value="">all ranks</option>${ranks.map((n) => html`<option key=${n} value=${n}>${rankName(job.spec, n)}</option>`)}</select>
       <select aria-label="Attempt" value=${attempt} onChange=${(event) => adjust({ attempt: event.target.value })}><option value="">all attempts</option>${attempts.map((n) => html`<option key=${n} value=${n}>attempt ${n}</option>`)}</select>
-      <input type="search" placeholder="search" aria-label="Search the log; Enter goes to the next match" value=${text} onInput=${(event) => adjust({ find: event.target.value })}
+      <input type="search" placeholder="search" aria-label="Search the log; Enter goes to the next match" value=${text} onInput=${(event) => adjust({ find: event.target.value }, true)}
         onKeyDown=${(event) => event.key === 'Enter' && jump(event.shiftKey ? -1 : 1)} />
       ${text && html`<span role="status" class="soft">${hits.length ? `${hit >= 0 ? `${hit + 1} of ` : ''}${plural(hits.length, 'hit')}` : 'no hit'}</span>
         <button aria-label="Previous hit" onClick=${() => jump(-1)}>↑</button><button aria-label="Next hit" onClick=${() => jump(1)}>↓</button>

@@ -4,7 +4,7 @@ import { get } from '../../lib/api.js';
 import { html, useEffect, useState } from '../../lib/html.js';
 import { repeat } from '../../lib/live.js';
 import { MAX_POINTS } from '../../lib/series.js';
-import { Chart, NUM_COLOURS } from '../../parts/chart.js';
+import { Chart } from '../../parts/chart.js';
 import { ENDED } from '../../parts/job_parts.js';
 import { SAMPLED_MS } from '../../parts/uses.js';
 
@@ -12,6 +12,7 @@ import { SAMPLED_MS } from '../../parts/uses.js';
 const UNITS = [
   [/cpu$/, 'cores', 1], [/memory/, 'GiB', 2 ** 30], [/disk|network/, 'MiB/s', 2 ** 20], [/utilization$/, '%', 0.01], [/power_w$/, 'W', 1], [/temperature_c$/, '°C', 1], [/./, '', 1],
 ];
+const MOST_RANKS = 8;
 const ORDER = ['system/cpu', 'system/memory', 'system/gpu/', 'system/disk', 'system/node/'];
 
 const place = (key) => {
@@ -30,13 +31,13 @@ function joined(earlier, later) {
   return all;
 }
 
-// The series of the first ranks, at most one per colour: [{key: {times, values}}].
+// The series of the first ranks, at most `MOST_RANKS`: [{key: {times, values}}].
 function useSystem(job) {
   const [found, setFound] = useState([]);
   const isOver = ENDED.has(job.state);
   useEffect(() => {
     const controller = new AbortController();
-    const ranks = Array.from({ length: Math.min(job.world_size, NUM_COLOURS) }, () => ({ series: {}, next: 0 }));
+    const ranks = Array.from({ length: Math.min(job.world_size, MOST_RANKS) }, () => ({ series: {}, next: 0 }));
     repeat(async (signal) => {
       for (const [rank, one] of ranks.entries()) {
         const longest = Math.max(0, ...Object.values(one.series).map(({ times }) => times.length));

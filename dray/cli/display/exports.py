@@ -1,0 +1,65 @@
+"""Tables of jobs as CSV and as Parquet files."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from dray import frames
+from dray.cli.display.output import warn, write_csv_row
+
+if TYPE_CHECKING:
+    from dray.views import Job
+
+
+def write_csv(jobs: Iterator[Job], columns: str) -> None:
+    """Write a line for each job. A list or an object is written as JSON."""
+    names: list[str] | None = None
+    for job in jobs:
+        if names is None:
+            names = list(job.values)
+            write_csv_row(("job", *names))
+        write_csv_row((job.id, *(_plain(job.values[name]) for name in names)))
+    if names is None:
+        write_csv_row(("job", *columns.split(",")))
+
+
+def write_parquet(jobs: Sequence[Job], path: Path) -> None:
+    """Write a file with a row for each job. A column that has strings and other values is written
+    as strings."""
+    try:
+        pyarrow = importlib.import_module("pyarrow")
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ModuleNotFoundError:
+        message = "writing Parquet requires pyarrow: pip install pyarrow, or use --csv"
+        raise typer.BadParameter(message, param_hint="--parquet") from None
+    columns = {"job": [job.id for job in jobs]}
+    columns |= {name: _of_one_type(values) for name, values in frames.of_values(jobs).items()}
+    try:
+        parquet.write_table(pyarrow.table(columns), path)
+    except OSError as error:
+        raise typer.BadParameter(f"can't write {path}: {error}", param_hint="--parquet") from None
+    warn(f"wrote {len(jobs)} jobs to {path}")
+
+
+def _of_one_type(values: Sequence[Any]) -> list[Any]:
+    kinds = {type(value) for value in values if value is not None}
+    if kinds == {int, float}:
+        return [None if value is None else float(value) for value in values]
+    if len(kinds) <= 1 and not kinds & {list, dict}:
+        return list(values)
+    return [None if value is None else _as_text(value) for value in values]
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value for a cell of CSV. Booleans are written as in JSON."""
+    return _as_text(value) if isinstance(value, bool | list | dict) else value
