@@ -15,7 +15,7 @@ from service.domain.tracking.document_values import PARAMETERS, searchable
 from service.domain.tracking.metric_directions import is_minimised
 
 revision = "0060"
-down_revision = "0057"
+down_revision = "0059"
 
 CHUNK = 500
 
