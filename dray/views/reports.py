@@ -65,6 +65,9 @@ class SystemSample(View):
 class LogLine(View):
     attempt: int
     rank: int
+    number: int
+    """Number of the line in the log of this attempt and rank, starting at 0. Numbers of lines that
+    were dropped are left out."""
     time: datetime
     text: str
 

@@ -22,7 +22,7 @@ export const isJobId = (text) => /^job-[0-9a-z]+$/.test(text);
 export const isArrayId = (text) => /^array-[0-9a-z]+$/.test(text);
 
 export const nameOf = (job) => job.name || job.id;
-export const toJob = (id, tab) => link(['jobs', id], { tab });
+export const toJob = (id, tab, more) => link(['jobs', id], { tab, ...more });
 
 // The model of a node's GPUs, as Ray names it; empty without GPUs.
 export const gpuOf = ({ resources }) => Object.keys(resources).find((name) => name.startsWith('accelerator_type:'))?.slice(17) ?? '';
@@ -39,6 +39,7 @@ export function JobLink({ job, children }) {
 
 export function Progress({ job }) {
   const { progress } = job;
+  if (job.state === 'FAILED') return html`<span class="failed" title=${job.reason.message}>${job.reason.message}</span>`;
   if (!progress) {
     return html`<span class="soft">${job.state === 'QUEUED' && job.position ? `${whole(job.position)} in the queue` : '–'}</span>`;
   }
