@@ -70,6 +70,9 @@ class LogLine(View):
     were dropped are left out."""
     time: datetime
     text: str
+    row: str | None = None
+    """Name of the row that the line shows, if the program drew this row several times, as progress
+    bars do. Each line with the same attempt, rank and row shows a later state of the row."""
 
 
 class LogPage(View):

@@ -17,6 +17,7 @@ from pathlib import Path
 from dray.train.spool import SpoolWriter
 from ray_workers.node import silo_gate
 from ray_workers.shared.contracts import FrameKind, RankTask
+from ray_workers.shared.log_rows import row_mark
 from ray_workers.shared.secret_files import Masker
 from ray_workers.supervision.rules.redraws import Line, Redraws
 from ray_workers.supervision.rules.timings import Timings
@@ -111,7 +112,7 @@ class LogPump:
             self._forget_oldest()
 
     def _append(self, number: int, line: Line, *, vital: bool = False) -> bool:
-        body = {"line": number, "text": line.text}
+        body = {"line": number, "text": row_mark(line.row) + line.text}
         return self._spool.append(FrameKind.LOG, body, vital=vital, at=line.at)
 
     def _forget_oldest(self) -> None:

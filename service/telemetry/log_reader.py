@@ -18,6 +18,7 @@ from itertools import islice
 from sqlalchemy.orm import Session
 
 from dray import views
+from ray_workers.shared.log_rows import without_mark
 from service.db.models import LogChunkRow
 from service.db.repositories.telemetry import chunks as repository
 from service.domain.cursors import decode_cursor, encode_cursor
@@ -97,10 +98,11 @@ def page(
     lines = []
     for (attempt, _, rank), position, (seconds, text) in taken[:limit]:
         positions[attempt, rank] = position + 1
+        row, text = without_mark(text)
         if wanted is not None and wanted not in _ESCAPES.sub("", text).casefold():
             continue
         time = datetime.fromtimestamp(seconds, UTC)
-        line = views.LogLine(attempt=attempt, rank=rank, number=position, time=time, text=text)
+        line = views.LogLine(attempt=attempt, rank=rank, number=position, time=time, text=text, row=row)
         lines.append(line)
     # The number of merged lines does not always show that more lines exist: `find` stops at the
     # limit, and an unreadable chunk counts as a single line. So count the lines of the chunks too.

@@ -6,8 +6,7 @@ const REACH = 64;
 // The columns of a row that is drawn with moves; further text is dropped.
 const WIDEST = 4096;
 const CONTROL = /\x1b\[([0-9;:?<=>!]*)[ -/]*([@-~])|\x1b[\]PX^_]([^\x07\x1b]*)(?:\x07|\x1b\\|$)|\x1b[ -/]*[0-~]?|[\x00-\x1f\x7f-\x9f]/g;
-const MOVES = /[\r\x08]|\x1b\[[0-9;?]*[A-GJK]|\x1b\]dray;row=/;
-const ROW = /^dray;row=([\w.-]{1,64})$/;
+const MOVES = /[\r\x08]|\x1b\[[0-9;?]*[A-GJK]/;
 const TAB = 8;
 
 // A row is [[character, style]]; the style is the sequence of SGR escapes before the character.
@@ -84,14 +83,17 @@ export class Terminal {
 
   write(line) {
     const raw = line.text;
+    // A row that a progress bar draws again and again: the server names it.
+    const drawn = line.row && this.named.get(line.row);
+    if (drawn) return { added: [], changed: [Object.assign(drawn, { text: raw, time: line.time, number: line.number })] };
+    if (line.row) this.named.set(line.row, line);
+    if (this.named.size > REACH) this.named.delete(this.named.keys().next().value);
     if (!MOVES.test(raw) && this.at === this.rows.length) return this.#append({ line, cells: null });
     const touched = new Set();
-    const named = ROW.exec(/^\x1b\]([^\x07\x1b]*)\x07/.exec(raw)?.[1] ?? '')?.[1];
-    if (named && this.named.has(named)) return { added: [], changed: [this.#redraw(this.named.get(named), line)] };
     const added = [];
     const row = () => {
       while (this.at >= this.rows.length) {
-        const one = { line: { ...line, text: '' }, cells: [] };
+        const one = { line: Object.assign(line, { text: '' }), cells: [] };
         this.rows.push(one);
         added.push(one.line);
       }
@@ -115,7 +117,6 @@ export class Terminal {
     draw(raw, cursor);
     this.at += 1;
     for (const one of touched) one.line.text = textOf(one.cells);
-    if (named) this.named.set(named, added[0] ?? this.rows.at(-1).line);
     this.#trim();
     return { added, changed: [...touched].map((one) => one.line).filter((one) => !added.includes(one)) };
   }
@@ -127,17 +128,10 @@ export class Terminal {
     return { added: [row.line], changed: [] };
   }
 
-  #redraw(old, line) {
-    old.text = line.text;
-    Object.assign(old, { time: line.time, number: line.number });
-    return old;
-  }
-
   #trim() {
     const more = this.rows.length - REACH;
     if (more <= 0) return;
     this.rows.splice(0, more);
     this.at = Math.max(0, this.at - more);
-    if (this.named.size > REACH) this.named.delete(this.named.keys().next().value);
   }
 }

@@ -37,9 +37,10 @@ export function JobLink({ job, children }) {
   return html`<a href=${toJob(job.id)} title=${job.id}>${children ?? nameOf(job)}</a>`;
 }
 
-export function Progress({ job }) {
+// With `isPlain`, the reason of a failure is left out.
+export function Progress({ job, isPlain }) {
   const { progress } = job;
-  if (job.state === 'FAILED') return html`<span class="failed" title=${job.reason.message}>${job.reason.message}</span>`;
+  if (job.state === 'FAILED' && !isPlain) return html`<span class="failed" title=${job.reason.message}>${job.reason.message}</span>`;
   if (!progress) {
     return html`<span class="soft">${job.state === 'QUEUED' && job.position ? `${whole(job.position)} in the queue` : '–'}</span>`;
   }

@@ -58,13 +58,13 @@ export function JobPage({ path: [, jobId] }) {
   const isFirst = tab === 'curves';
   const isOpen = params.has('more') ? params.get('more') === '1' : isFirst && isTall;
   return html`<article aria-labelledby="title">
-    <div class=${isFirst ? 'summary' : 'summary closed'}>
+    <div class=${`summary ${isOpen ? 'open' : isFirst ? '' : 'closed'}`}>
       <header class="head"><h1 id="title" title=${nameOf(found)}>${nameOf(found)}</h1><${State} job=${found} /><span class="marks"><${Tags} tags=${found.tags} /><${Labels} labels=${found.labels} /></span>
         <${Actions} job=${found} refresh=${job.refresh} /></header>
       <${Failure} error=${error ?? (job.error?.status ? job.error : null)} />
       <${Why} job=${found} explanation=${explanation.data} events=${events} />
       ${isFirst && !isOpen && html`<${Facts} job=${found} isShort />`}
-      <button class="quiet more" aria-expanded=${isOpen} aria-controls="details" onClick=${() => adjust({ more: isOpen ? '0' : '1' })}>${isOpen ? 'Less' : 'Timeline, tags, notes and all facts'}</button>
+      <button class="quiet more" aria-expanded=${isOpen} aria-controls="details" onClick=${() => adjust({ more: isOpen ? '0' : '1' })}>${isOpen ? 'Less' : `Timeline, tags, notes and all facts${found.warnings.length ? `; ${plural(found.warnings.length, 'warning')}` : ''}`}</button>
     </div>
     <div id="details" hidden=${!isOpen}>${isOpen && html`
       <${Outlook} job=${found} explanation=${explanation.data} />
@@ -154,7 +154,7 @@ function Unmeasured({ job }) {
   const began = job.started_at && (job.finished_at ? new Date(job.finished_at) : now) - new Date(job.started_at);
   if (!job.spec.script || Object.keys(job.summary).length > 0 || !began || (!job.finished_at && began < UNMEASURED_MS)) return null;
   return html`<p class="card">This script has reported no metrics. To report them, call <code>${"dray.train.report(step, {'train/loss': loss})"}</code> in the script, or write
-    TensorBoard files or a <code>metrics.csv</code> in its folder. <a href="manual/guides/scripts-metrics/" target="_blank" rel="noopener">Metrics of scripts</a></p>`;
+    TensorBoard files or a <code>metrics.csv</code> in its folder. <a href="manual/guides/scripts-metrics.html" target="_blank" rel="noopener">Metrics of scripts</a></p>`;
 }
 
 // The reason for the state of the job, and its expected start and end.
@@ -166,22 +166,21 @@ function Why({ job, explanation, events }) {
   return html`<div class=${`why ${job.state === 'FAILED' ? 'bad' : ''}`}>
     <p class="reason" title=${message}>${message}</p>
     <${FailureLine} job=${job} events=${events} />
-    ${job.held_by && html`<p>Held by ${job.held_by}.</p>`}
-    ${current?.position && html`<p>It is number ${current.position} of ${plural(current.queue_length, 'waiting job')}.</p>`}
-    ${start?.at && html`<p>It is expected to start <strong title=${exactly(start.at)}>${range(start, now)}</strong>${
-      start.num_assumed ? `, if ${plural(start.num_assumed, 'job')} of unknown length take as long as recent jobs did` : ''}.</p>`}
-    ${start && !start.at && start.reason && html`<p>Its start can't be predicted: ${start.reason.message}.</p>`}
+    <p>${job.held_by && html`<span>Held by ${job.held_by}. </span>`}
+      ${current?.position && html`<span>It is number ${number(current.position)} of ${plural(current.queue_length, 'waiting job')}. </span>`}
+      ${start?.at && html`<span>It is expected to start <strong title=${exactly(start.at)}>${range(start, now)}</strong>${
+        start.num_assumed ? `, if ${plural(start.num_assumed, 'job')} of unknown length take as long as recent jobs did` : ''}.</span>`}
+      ${start && !start.at && start.reason && html`<span>Its start can't be predicted: ${start.reason.message}.</span>`}</p>
     ${current?.end?.at && html`<p>It is expected to end <strong title=${`${exactly(current.end.earliest_at)} to ${exactly(current.end.latest_at)}`}>${range(current.end, now)}</strong>.</p>`}
-    ${job.warnings.length > 0 && html`<p>Warning: ${job.warnings[0].message}${job.warnings.length > 1 ? ` (and ${plural(job.warnings.length - 1, 'more warning')})` : ''}</p>`}
   </div>`;
 }
 
-// The whole reason, what would change the expected start, the jobs ahead, and all warnings.
+// What would change the expected start, the jobs ahead, and all warnings.
 function Outlook({ job, explanation }) {
   const now = useNow(5000);
   const current = explanation?.state === job.state ? explanation : null;
+  if (!job.warnings.length && ![current?.counterfactuals, current?.ahead, current?.blocked_by, current?.favoured].some((one) => one?.length)) return null;
   return html`<div class="why">
-    <p>${(current?.reason ?? job.reason).message}</p>
     ${current?.counterfactuals.map((one) => html`<p key=${one.message}>Instead: ${one.message}${new Date(one.at ?? 0) > now ? ` (${until(one.at, now)}, about ${clock(one.at)})` : ''}.</p>`)}
     ${current && (current.ahead.length > 0 || current.blocked_by.length > 0) && html`<details><summary>${current.blocked_by.length ? `Waits for ${plural(current.blocked_by.length, 'job')}` : 'Jobs ahead of it'}</summary>
       <p>${[...current.running.filter(({ id }) => current.blocked_by.includes(id)), ...current.ahead].map((other) => html`<span key=${other.id}><${JobLink} job=${other} /> <span class="soft">${other.state}, ${plural(other.world_size, 'worker')}</span><br /></span>`)}</p></details>`}
@@ -194,7 +193,7 @@ function Facts({ job, isShort }) {
   const now = useNow(2000);
   const end = job.finished_at ? new Date(job.finished_at) : now;
   return html`<dl class=${isShort ? 'facts short' : 'facts'}>
-    <${Fact} name="Progress"><${Progress} job=${job} /><//>
+    <${Fact} name="Progress"><${Progress} job=${job} isPlain /><//>
     <${Fact} name="Loss">${lossOf(job)}<//>
     <${Fact} name="Workers">${job.world_size}<//>
     ${job.spares > 0 && html`<${Fact} name="Spares">${WITH_SLOTS.has(job.state) ? `${job.spares_ready} of ${job.spares} ready` : job.spares}<//>`}

@@ -12,7 +12,8 @@ const LONGEST = 300;
 // The address of a line, as in the parameter `line`.
 export const keyOf = ({ attempt, rank, number: line }) => `${attempt}.${rank}.${line}`;
 
-// {attempt, rank, text} of the reason of a failed job: `text` is the error without the sentence around it.
+// {attempt, rank, texts} of the reason of a failed job: `texts` are texts to search for, the most exact first.
+// The server adds notes in brackets to the error, such as '(max_retries is 0)'.
 function reasonOf(job, events) {
   if (job.state !== 'FAILED') return null;
   const end = events.findLast((event) => event.to_state === 'FAILED');
@@ -20,8 +21,12 @@ function reasonOf(job, events) {
   const rank = end.data?.rank ?? /\brank (\d+)\b/.exec(end.message)?.[1];
   if (rank === undefined) return null;
   const error = /([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning)\b[^\n]*)/.exec(end.message)?.[1];
-  const text = error?.replace(/ \(rank \d+ is [^)]*\)$/, '').slice(0, LONGEST).trim();
-  return { attempt: end.attempt, rank: Number(rank), text };
+  const texts = [];
+  for (let text = error?.trim(), shorter; text; text = shorter === text ? '' : shorter) {
+    texts.push(text.slice(0, LONGEST));
+    shorter = text.replace(/ ?\([^()]*\)$/, '');
+  }
+  return { attempt: end.attempt, rank: Number(rank), texts };
 }
 
 // {attempt, rank, line} of a failed job: `line` is the last line that contains the error, null if the log of
@@ -29,26 +34,30 @@ function reasonOf(job, events) {
 export function useFailureLine(job, events) {
   const [found, setFound] = useState(null);
   const reason = reasonOf(job, events);
-  const { attempt, rank, text } = reason ?? {};
+  const { attempt, rank, texts } = reason ?? {};
+  const wanted = texts?.join('\n');
   useEffect(() => {
     setFound(null);
     if (!reason) return undefined;
     const controller = new AbortController();
     let cursor = null;
     let line = null;
+    const left = [...texts];
     repeat(async (signal) => {
-      if (text) {
-        const page = await get(`v1/jobs/${job.id}/logs`, { rank, attempt, contains: text, cursor }, signal);
+      if (left.length) {
+        const page = await get(`v1/jobs/${job.id}/logs`, { rank, attempt, contains: left[0], cursor }, signal);
         line = page.items.at(-1) ?? line;
         const isEnd = page.complete || page.next_cursor === cursor;
-        cursor = page.next_cursor;
+        cursor = isEnd ? null : page.next_cursor;
         if (!isEnd) return false;
+        left.shift();
+        if (!line && left.length) return false;
       }
       if (!signal.aborted) setFound({ attempt, rank, line });
       return true;
     }, { every: 0, signal: controller.signal });
     return () => controller.abort();
-  }, [job.id, attempt, rank, text]);
+  }, [job.id, attempt, rank, wanted]);
   return found;
 }
 
