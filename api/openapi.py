@@ -29,7 +29,10 @@ JOB_SPEC_BODY: dict[str, Any] = {
                 "schema": {"$ref": "#/components/schemas/JobSpec"},
                 "example": examples.DOCUMENT,
             },
-            "application/yaml": {"schema": {"type": "string"}, "example": yaml.safe_dump(examples.DOCUMENT)},
+            "application/yaml": {
+                "schema": {"type": "string"},
+                "example": yaml.safe_dump(examples.DOCUMENT),
+            },
         },
     }
 }

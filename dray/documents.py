@@ -88,8 +88,8 @@ def parse_yaml(text: str, *, source: str) -> Any:
 
 
 def position_of(text: str, pointer: str) -> tuple[int, int] | None:
-    """Return the line and column, starting at 1, of the value in the YAML document to which the JSON
-    pointer refers, or of the nearest object that would contain it. None if the document is empty.
+    """Return the line and column, starting at 1, of the value to which the JSON pointer refers in a
+    YAML document, or of the nearest object that would contain it. None if the document is empty.
     """
     node = yaml.compose(text, Loader=_Loader)
     if node is None:

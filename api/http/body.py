@@ -58,8 +58,8 @@ async def read_as(
 async def read_spec(request: Request, limit_bytes: int) -> tuple[JobSpec, str]:
     """Return the job that the body describes, and its fingerprint.
 
-    The body is JSON, or YAML in the form that `dray submit` reads. Raises Refused if the body is too
-    large, neither JSON nor YAML, ambiguous, or not a valid job.
+    The body is JSON, or YAML in the form that `dray submit` reads. Raises Refused if the body is
+    too large, neither JSON nor YAML, ambiguous, or not a valid job.
     """
     if _is_yaml(request):
         body = await _read(request, limit_bytes)

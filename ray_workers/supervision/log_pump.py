@@ -24,7 +24,7 @@ from ray_workers.supervision.rules.timings import Timings
 
 LOG_TAIL_BYTES = 2 << 20
 """Number of bytes of the latest output that are kept in memory while the spool is full."""
-LOG_LINE_COST_BYTES = 230
+LOG_LINE_COST_BYTES = 290
 """Number of bytes of memory that a line occupies in addition to its text."""
 READ_BYTES = 8192
 """Maximum number of bytes read at once. The actor handles other calls only between reads, so a read

@@ -124,7 +124,7 @@ class Queries:
     ) -> views.LogPage:
         """Return log lines, one attempt after another. The lines of each rank are in order, and the
         ranks are merged by time. With `contains`, search the next `MAX_SEARCHED` lines, and return
-        those that contain this text, in upper or lower case.
+        only lines that contain this text, in upper or lower case.
 
         Raises BadCursor for a cursor of another job's logs.
         """

@@ -102,7 +102,9 @@ def page(
         if wanted is not None and wanted not in _ESCAPES.sub("", text).casefold():
             continue
         time = datetime.fromtimestamp(seconds, UTC)
-        line = views.LogLine(attempt=attempt, rank=rank, number=position, time=time, text=text, row=row)
+        line = views.LogLine(
+            attempt=attempt, rank=rank, number=position, time=time, text=text, row=row
+        )
         lines.append(line)
     # The number of merged lines does not always show that more lines exist: `find` stops at the
     # limit, and an unreadable chunk counts as a single line. So count the lines of the chunks too.

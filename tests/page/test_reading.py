@@ -1,4 +1,4 @@
-"""What a reader of the page sees of a log, of a failure and of numbers, and how much room it has."""
+"""Logs, failures and numbers as a reader of the page sees them, and the room that they have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ray_workers.shared.log_rows import row_mark
 from tests.marks import IN_BROWSER, SOAK
 from tests.page.conftest import TOKEN, Watched
 from tests.page.site import Site
-from tests.unit.api.serving import LiveServer, wait_until
+from tests.unit.api.serving import wait_until
 from tests.unit.service.helpers import log
 
 if TYPE_CHECKING:
@@ -120,8 +120,18 @@ def test_lines_are_drawn_as_a_terminal_does(tab: Watched) -> None:
 def test_hostile_sequences_are_bounded_and_keep_earlier_lines(tab: Watched) -> None:
     page = tab.open()
     case = [f"kept {n}" for n in range(100)]
-    case += ["\x1b[999999999A\x1b[J!", "\x1b[2J\x1b[3J\x1b[1J", "\x1b[999999999Cx", "\x1b[9999B" * 99]
-    case += ["\x1b[" + "9" * 5000 + "G", "\x1b]" + "x" * 5000, "\r" * 5000 + "y" * 9000 + "\r", "z\rok"]
+    case += [
+        "\x1b[999999999A\x1b[J!",
+        "\x1b[2J\x1b[3J\x1b[1J",
+        "\x1b[999999999Cx",
+        "\x1b[9999B" * 99,
+    ]
+    case += [
+        "\x1b[" + "9" * 5000 + "G",
+        "\x1b]" + "x" * 5000,
+        "\r" * 5000 + "y" * 9000 + "\r",
+        "z\rok",
+    ]
     (rows,) = page.evaluate(DRAW, [module("lib/terminal.js"), [case]])
     assert rows[:36] == [f"kept {n}" for n in range(36)]
     assert len(rows) <= len(case)
@@ -148,8 +158,10 @@ def is_in_view(page: Page) -> bool:
     return bool(
         page.evaluate(
             """() => {
-      const [line, box] = ['.log .line.hit', '.log'].map((one) => document.querySelector(one)?.getBoundingClientRect());
-      return Boolean(line) && line.top >= box.top && line.bottom <= box.bottom && line.bottom <= innerHeight;
+      const of = (selector) => document.querySelector(selector)?.getBoundingClientRect();
+      const [line, box] = [of('.log .line.hit'), of('.log')];
+      if (!line || line.top < box.top) return false;
+      return line.bottom <= box.bottom && line.bottom <= innerHeight;
     }"""
         )
     )
@@ -233,7 +245,8 @@ def test_the_header_leaves_room(site: Site, failed: str, tab: Watched, kind: str
 def test_numbers_have_the_readers_format(browser: Browser, tab: Watched) -> None:
     values = [0, 0.5, 1.0, 12.3456, 999.96, 1234.5, 4172, 12841, 12841.4, 1234567, 2.5e9, 1.23e-5]
     code = """([path, values]) => import(path).then((f) => [
-      ...values.map((value) => f.number(value)), f.percent(0.1234), f.duration(1.5), f.bytes(1536), f.money(1234.5, 'EUR')])"""
+      ...values.map((value) => f.number(value)), f.percent(0.1234), f.duration(1.5),
+      f.bytes(1536), f.money(1234.5, 'EUR')])"""
     english = tab.open().evaluate(code, [module("lib/format.js"), values])
     context = browser.new_context(locale="de-DE")
     context.add_init_script(f"sessionStorage.setItem('dray.token', '{TOKEN}')")
@@ -252,7 +265,11 @@ def test_yaml_is_taken_and_its_lines_are_marked(site: Site, tab: Watched) -> Non
     tab.statuses |= {400, 422}
     page = tab.open("submit")
     editor = page.get_by_label("Job document")
-    lines = ["name: from-yaml", "recipe: image_classification", "data: {source: 'sklearn://digits'}"]
+    lines = [
+        "name: from-yaml",
+        "recipe: image_classification",
+        "data: {source: 'sklearn://digits'}",
+    ]
     editor.fill("\n".join([*lines, "train:", "  epochs: -1"]))
     page.get_by_text("/train/epochs").wait_for()
     assert page.locator(".gutter .wrong").inner_text() == "5"

@@ -40,7 +40,9 @@ class LogsQuery(Query):
     "/logs",
     operation_id="get_logs",
     response_model=views.LogPage,
-    responses=declare("invalid_parameter", "bad_cursor", "job_not_found", "storage_unavailable", TOO_MANY),
+    responses=declare(
+        "invalid_parameter", "bad_cursor", "job_not_found", "storage_unavailable", TOO_MANY
+    ),
 )
 async def logs(
     request: Request,

@@ -31,8 +31,8 @@ class Line(NamedTuple):
     """Unix time at which the process wrote the line."""
     text: str
     row: str = ""
-    """Name of the redrawn row whose state this is; all states of a row have the same name. Empty for
-    other lines."""
+    """Name of the redrawn row whose state this is; all states of a row have the same name. Empty
+    for other lines."""
 
 
 class _Row:

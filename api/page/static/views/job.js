@@ -27,7 +27,7 @@ const JOB_MS = 3000;
 const SELDOM_MS = 60000;
 // Period for the explanation of a running job: between events, only the remaining time changes.
 const RUNNING_MS = 30000;
-// How long a script runs before the page says that it has reported no metrics.
+// How long a script runs before the page shows how it reports metrics.
 const UNMEASURED_MS = 60000;
 const CLASSES = {
   useful: 'training', spare: 'ready as a spare', recomputed: 'repeated steps', starting: 'starting', data_wait: 'waiting for data',

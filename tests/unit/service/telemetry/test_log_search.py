@@ -1,4 +1,4 @@
-"""A search of logs finds the lines that a slow loop over all lines finds, wherever they are stored."""
+"""A search of logs finds the lines that a slow loop over all lines finds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from ray_workers.shared.log_rows import row_mark
 from service.telemetry import log_reader
 from tests.unit.service.helpers import START, Service, log
 
-WORDS = ("loss", "LOSS 0.5", "Straße", "épocha", "\x1b[31mred\x1b[0m", "a\tb", "ValueError: bad", "%_")
+WORDS = (
+    "loss",
+    "LOSS 0.5",
+    "Straße",
+    "épocha",
+    "\x1b[31mred\x1b[0m",
+    "a\tb",
+    "ValueError: bad",
+    "%_",
+)
 
 
 def drawn(seed: int, rank: int, count: int) -> list[str]:
