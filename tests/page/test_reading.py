@@ -321,6 +321,14 @@ def test_a_script_without_metrics_is_told_how_to_report_them(site: Site, tab: Wa
     page.get_by_text("This script has reported no metrics").wait_for()
 
 
+def test_a_reason_names_jobs_instead_of_their_ids(site: Site, tab: Watched) -> None:
+    first = site.submit("comes-first", 1)
+    after = site.submit("comes-second", 1, after=[first])
+    page = tab.open(f"jobs/{after}")
+    page.locator(".reason").get_by_role("link", name="comes-first").wait_for()
+    assert first not in page.locator(".reason").inner_text()
+
+
 SCALE = """([path, spans, begin, end, times]) => import(path).then(({ scaleOf }) => {
   const { at, isShortened } = scaleOf(spans, begin, end);
   return [times.map(at), isShortened];

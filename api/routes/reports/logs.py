@@ -59,19 +59,19 @@ async def logs(
     """
 
     async def look() -> views.LogPage:
-        return await queries.logs(
-            job_id,
-            rank=query.rank,
-            attempt=query.attempt,
-            cursor=query.cursor,
-            limit=query.limit,
-            contains=query.contains,
-        )
+        async with limited(request) if query.contains is not None else nullcontext():
+            return await queries.logs(
+                job_id,
+                rank=query.rank,
+                attempt=query.attempt,
+                cursor=query.cursor,
+                limit=query.limit,
+                contains=query.contains,
+            )
 
     def enough(page: views.LogPage) -> bool:
         has_searched = query.contains is not None and page.next_cursor != query.cursor
         return bool(page.items) or page.complete or has_searched
 
-    async with limited(request) if query.contains is not None else nullcontext():
-        page = await long_poll(context, request, job_id, query.wait_s, look, enough)
+    page = await long_poll(context, request, job_id, query.wait_s, look, enough)
     return answer(request, page)

@@ -3,6 +3,7 @@
 import { serverNow } from '../lib/api.js';
 import { leftOf, money, number, percent, whole } from '../lib/format.js';
 import { html } from '../lib/html.js';
+import { usePoll } from '../lib/live.js';
 import { link } from '../lib/address.js';
 
 export const STATES = ['QUEUED', 'STARTING', 'RUNNING', 'RECOVERING', 'CANCELLING', 'SUCCEEDED', 'FAILED', 'CANCELLED'];
@@ -35,6 +36,15 @@ export function RayLink({ dashboard, place, title, className, children }) {
 
 export function JobLink({ job, children }) {
   return html`<a href=${toJob(job.id)} title=${job.id}>${children ?? nameOf(job)}</a>`;
+}
+
+// A sentence of the server, with the names of the jobs whose ids it contains.
+export const Message = ({ text }) => text.split(/\b(job-[0-9a-z]{26})\b/).map((part, n) => (n % 2 ? html`<${NamedJob} key=${n} id=${part} />` : part));
+
+// A list can be empty, so a job that was deleted is no error.
+function NamedJob({ id }) {
+  const [job] = usePoll('v1/jobs', { id_prefix: id, brief: true, limit: 1 }, 0).data?.items ?? [];
+  return html`<${JobLink} job=${job ?? { id }} />`;
 }
 
 // With `isPlain`, the reason of a failure is left out.

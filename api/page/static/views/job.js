@@ -9,7 +9,7 @@ import { useStore } from '../lib/stores.js';
 import { topologyOf } from '../lib/topology.js';
 import { useMedia } from '../parts/virtual.js';
 import { Bar, Copy, Dialog, Fact, Failure, Loading, Tabs } from '../parts/common.js';
-import { ENDED, JobLink, Labels, Progress, RayLink, State, Tags, WITH_SLOTS, costOf, goodputOf, lossOf, nameOf } from '../parts/job_parts.js';
+import { ENDED, JobLink, Labels, Message, Progress, RayLink, State, Tags, WITH_SLOTS, costOf, goodputOf, lossOf, nameOf } from '../parts/job_parts.js';
 import { Annotations } from './job/annotations.js';
 import { Clients } from './job/clients.js';
 import { Curves } from './job/curves.js';
@@ -164,7 +164,7 @@ function Why({ job, explanation, events }) {
   const start = current?.start;
   const message = (current?.reason ?? job.reason).message;
   return html`<div class=${`why ${job.state === 'FAILED' ? 'bad' : ''}`}>
-    <p class="reason" title=${message}>${message}</p>
+    <p class="reason" title=${message}><${Message} text=${message} /></p>
     <${FailureLine} job=${job} events=${events} />
     <p>${job.held_by && html`<span>Held by ${job.held_by}. </span>`}
       ${current?.position && html`<span>It is number ${number(current.position)} of ${plural(current.queue_length, 'waiting job')}. </span>`}
@@ -185,7 +185,7 @@ function Outlook({ job, explanation }) {
     ${current && (current.ahead.length > 0 || current.blocked_by.length > 0) && html`<details><summary>${current.blocked_by.length ? `Waits for ${plural(current.blocked_by.length, 'job')}` : 'Jobs ahead of it'}</summary>
       <p>${[...current.running.filter(({ id }) => current.blocked_by.includes(id)), ...current.ahead].map((other) => html`<span key=${other.id}><${JobLink} job=${other} /> <span class="soft">${other.state}, ${plural(other.world_size, 'worker')}</span><br /></span>`)}</p></details>`}
     ${current?.favoured.map((one) => html`<p key=${one.code}>${one.message}</p>`)}
-    ${job.warnings.map((one) => html`<p key=${one.code + one.message}>Warning: ${one.message}</p>`)}
+    ${job.warnings.map((one) => html`<p key=${one.code + one.message}>Warning: <${Message} text=${one.message} /></p>`)}
   </div>`;
 }
 
