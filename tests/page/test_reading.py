@@ -21,7 +21,7 @@ from tests.unit.api.serving import wait_until
 from tests.unit.service.helpers import log
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 pytestmark = IN_BROWSER
 
@@ -147,7 +147,7 @@ def test_a_failed_job_leads_to_the_line_of_its_error(failed: str, tab: Watched) 
     line = page.locator(".log .line.hit")
     line.wait_for()
     assert line.inner_text().endswith("ValueError: loss is nan")
-    assert is_in_view(page)
+    wait_until(lambda: is_in_view(page), "the line of the error")
     page.locator(".log").evaluate("(box) => { box.scrollTop = 0; }")
     page.get_by_role("button", name="Go to the error").click()
     wait_until(lambda: is_in_view(page), "the line of the error")
@@ -174,7 +174,7 @@ def test_a_progress_bar_is_one_line_and_the_search_counts_all(failed: str, tab: 
     search.fill("EPOCH 1")
     page.get_by_text("11 hits").wait_for()
     page.get_by_label("only hits").check()
-    assert page.locator(".log .line").count() == 11
+    wait_until(lambda: page.locator(".log .line").count() == 11, "only the hits")
     page.get_by_label("only hits").uncheck()
     search.fill("epoch 1: 100%")
     page.get_by_text("1 hit", exact=True).wait_for()
@@ -186,8 +186,8 @@ def test_a_progress_bar_is_one_line_and_the_search_counts_all(failed: str, tab: 
     page.get_by_text("1 of 298 hits").wait_for()
     page.get_by_role("button", name="Previous hit").click()
     page.get_by_text("298 of 298 hits").wait_for()
-    assert page.locator(".log .line.hit .text").inner_text().startswith("step 299 of rank 1")
-    assert is_in_view(page)
+    page.locator(".log .line.hit", has_text="step 299 of rank 1").wait_for()
+    wait_until(lambda: is_in_view(page), "the last hit in view")
 
 
 @SOAK
@@ -286,11 +286,11 @@ def test_yaml_is_taken_and_its_lines_are_marked(site: Site, tab: Watched) -> Non
 
 
 def test_a_job_that_can_never_start_is_red(site: Site, tab: Watched) -> None:
-    def never(route: object) -> None:
-        answer = route.fetch()  # type: ignore[attr-defined]
+    def never(route: Route) -> None:
+        answer = route.fetch()
         body = answer.json() | {"start": None}
         body["reason"] = {"code": "unsatisfiable", "message": "no node of the cluster has a GPU"}
-        route.fulfill(response=answer, json=body)  # type: ignore[attr-defined]
+        route.fulfill(response=answer, json=body)
 
     tab.page.route("**/v1/jobs?dry_run=true", never)
     page = tab.open("submit")
@@ -322,11 +322,18 @@ def test_a_script_without_metrics_is_told_how_to_report_them(site: Site, tab: Wa
 
 
 def test_a_reason_names_jobs_instead_of_their_ids(site: Site, tab: Watched) -> None:
-    first = site.submit("comes-first", 1)
-    after = site.submit("comes-second", 1, after=[first])
+    first, after = site.submit("comes-first", 1), site.submit("comes-second", 1)
+
+    def waits(route: Route) -> None:
+        answer = route.fetch()
+        reason = {"code": "dependency", "message": f"waits for the success of {first} (QUEUED)"}
+        route.fulfill(response=answer, json=answer.json() | {"reason": reason})
+
+    tab.page.route("**/explain", waits)
     page = tab.open(f"jobs/{after}")
     page.locator(".reason").get_by_role("link", name="comes-first").wait_for()
-    assert first not in page.locator(".reason").inner_text()
+    expected = "waits for the success of comes-first (QUEUED)"
+    assert page.locator(".reason").inner_text() == expected
 
 
 SCALE = """([path, spans, begin, end, times]) => import(path).then(({ scaleOf }) => {
