@@ -24,7 +24,7 @@ D = TypeVar("D", bound=BaseModel)
 SMALL_BYTES = 64 << 10
 """Maximum size of a body that is parsed in the event loop. Larger bodies, which ordinary jobs don't
 need, are parsed in a thread, so that other requests don't wait."""
-YAML = ("application/yaml", "application/x-yaml", "text/yaml")
+YAML = "application/yaml"
 MAX_YAML_BYTES = 256 << 10
 """Maximum size of a YAML document, which takes much longer to parse than JSON."""
 SWEEP = b'"sweep"'
@@ -92,7 +92,7 @@ def _understand(body: bytes) -> tuple[JobSpec, str]:
 
 def _is_yaml(request: Request) -> bool:
     given = request.headers.get("content-type", "")
-    return given.partition(";")[0].strip().lower() in YAML
+    return given.partition(";")[0].strip().lower() == YAML
 
 
 def _of_yaml(body: bytes, check: Callable[[dict[str, Any]], D]) -> tuple[D, dict[str, Any]]:
