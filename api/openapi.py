@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import yaml
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
@@ -27,7 +28,11 @@ JOB_SPEC_BODY: dict[str, Any] = {
             "application/json": {
                 "schema": {"$ref": "#/components/schemas/JobSpec"},
                 "example": examples.DOCUMENT,
-            }
+            },
+            "application/yaml": {
+                "schema": {"type": "string"},
+                "example": yaml.safe_dump(examples.DOCUMENT),
+            },
         },
     }
 }

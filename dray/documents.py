@@ -87,6 +87,28 @@ def parse_yaml(text: str, *, source: str) -> Any:
         raise SpecError(f"{source} is not YAML or JSON: {error}") from None
 
 
+def position_of(text: str, pointer: str) -> tuple[int, int] | None:
+    """Return the line and column, starting at 1, of the value to which the JSON pointer refers in a
+    YAML document, or of the nearest object that would contain it. None if the document is empty.
+    """
+    node = yaml.compose(text, Loader=_Loader)
+    if node is None:
+        return None
+    at = node.start_mark
+    for part in pointer.split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(node, yaml.MappingNode):
+            found = next(((k, v) for k, v in node.value if k.value == key), None)
+        elif isinstance(node, yaml.SequenceNode) and key.isdigit() and int(key) < len(node.value):
+            found = (node.value[int(key)], node.value[int(key)])
+        else:
+            found = None
+        if found is None:
+            break
+        at, node = found[0].start_mark, found[1]
+    return at.line + 1, at.column + 1
+
+
 def load_document(path: str | PathLike[str]) -> dict[str, Any]:
     """Load the job document from a YAML or JSON file without validation; `-` is standard input.
 

@@ -100,7 +100,15 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
         ],
     },
     "LogPage": {
-        "items": [{"attempt": 1, "rank": 0, "time": STEPPED, "text": "epoch 1: loss 1.87"}],
+        "items": [
+            {
+                "attempt": 1,
+                "rank": 0,
+                "number": 12,
+                "time": STEPPED,
+                "text": "epoch 1: loss 1.87",
+            }
+        ],
         "next_cursor": "b7Qp2c1feJyrVkpUsjLUUUpSsjKoBQAVYQMb",
         "complete": False,
     },

@@ -7,12 +7,15 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel
 
 from api.problems import Refused
+from dray.documents import parse_yaml, position_of
+from dray.errors import SpecError
 from dray.input import validation
 from dray.input.validation import TOO_DEEP, Fault
 from dray.spec import JobSpec
@@ -21,22 +24,32 @@ D = TypeVar("D", bound=BaseModel)
 SMALL_BYTES = 64 << 10
 """Maximum size of a body that is parsed in the event loop. Larger bodies, which ordinary jobs don't
 need, are parsed in a thread, so that other requests don't wait."""
+YAML = "application/yaml"
+MAX_YAML_BYTES = 256 << 10
+"""Maximum size of a YAML document, which takes much longer to parse than JSON."""
 SWEEP = b'"sweep"'
 """A body that contains this key is also parsed in a thread, because each value of a sweep is
 checked."""
 
 
 async def read_as(
-    kind: type[D], request: Request, limit_bytes: int, *, optional: bool = False
+    kind: type[D],
+    request: Request,
+    limit_bytes: int,
+    *,
+    optional: bool = False,
+    as_yaml: bool = False,
 ) -> tuple[D, dict[str, Any]]:
     """Return the body as an instance of `kind`, together with the parsed JSON. With `optional`, the
-    body can be empty.
+    body can be empty; with `as_yaml`, it can be YAML.
 
     Raises Refused if the body is too large, not JSON, ambiguous JSON, or not a valid `kind`.
     """
     body = await _read(request, limit_bytes)
     if optional and not body:
         return kind(), {}
+    if as_yaml and _is_yaml(request):
+        return await asyncio.to_thread(_of_yaml, body, partial(validation.check_as, kind))
     _check_content_type(request.headers.get("content-type", ""))
     document = parse(body)
     return check_as(kind, document), document
@@ -45,8 +58,13 @@ async def read_as(
 async def read_spec(request: Request, limit_bytes: int) -> tuple[JobSpec, str]:
     """Return the job that the body describes, and its fingerprint.
 
-    Raises Refused if the body is too large, not JSON, ambiguous JSON, or not a valid job.
+    The body is JSON, or YAML in the form that `dray submit` reads. Raises Refused if the body is
+    too large, neither JSON nor YAML, ambiguous, or not a valid job.
     """
+    if _is_yaml(request):
+        body = await _read(request, limit_bytes)
+        spec, document = await asyncio.to_thread(_of_yaml, body, validation.check)
+        return spec, fingerprint(document)
     _check_content_type(request.headers.get("content-type", ""))
     body = await _read(request, limit_bytes)
     if len(body) <= SMALL_BYTES and SWEEP not in body:
@@ -72,6 +90,40 @@ def _understand(body: bytes) -> tuple[JobSpec, str]:
     return check(document), fingerprint(document)
 
 
+def _is_yaml(request: Request) -> bool:
+    given = request.headers.get("content-type", "")
+    return given.partition(";")[0].strip().lower() == YAML
+
+
+def _of_yaml(body: bytes, check: Callable[[dict[str, Any]], D]) -> tuple[D, dict[str, Any]]:
+    """Return the checked document and its plain data. The detail of a refusal names the line."""
+    if len(body) > MAX_YAML_BYTES:
+        detail = f"the document is larger than {MAX_YAML_BYTES} bytes"
+        raise Refused("body_too_large", detail, hint="send larger documents as JSON")
+    try:
+        text = body.decode("utf-8")
+        document = parse_yaml(text, source="the document")
+    except UnicodeDecodeError:
+        raise Refused("malformed_request", "the body is not UTF-8 text") from None
+    except (SpecError, ValueError) as error:  # int() refuses very long numbers
+        raise Refused("malformed_request", _with_line_in_brackets(str(error))) from None
+    if not isinstance(document, dict):
+        raise Refused("malformed_request", "the body is YAML, but not a mapping")
+    try:
+        validation.check_values(document)
+        return check(document), document
+    except Fault as fault:
+        at = position_of(text, fault.pointer or "")
+        where = f" (line {at[0]}, column {at[1]})" if at and fault.pointer else ""
+        detail = f"{fault.detail}{where}"
+        raise Refused(fault.code, detail, fault.pointer, fault.hint) from None
+
+
+def _with_line_in_brackets(message: str) -> str:
+    found = re.fullmatch(r"the document, (line \d+, column \d+): (.*)", message, re.DOTALL)
+    return f"the document is not YAML: {found[2]} ({found[1]})" if found else message
+
+
 def _check_content_type(value: str) -> None:
     media_type, _, parameters = value.partition(";")
     charset = re.search(r'charset\s*=\s*"?([^\s;"]+)', parameters, re.IGNORECASE)
@@ -79,7 +131,7 @@ def _check_content_type(value: str) -> None:
         raise Refused(
             "unsupported_media_type",
             f"the content type is {value!r}, not application/json",
-            hint="`dray submit` converts a YAML document to JSON",
+            hint="job documents can also be sent as application/yaml",
         )
     if charset and charset[1].lower() not in ("utf-8", "utf8"):
         raise Refused("unsupported_media_type", f"the charset is {charset[1]!r}, not UTF-8")

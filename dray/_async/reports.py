@@ -224,23 +224,32 @@ class ReportCalls(JobCalls):
         rank: int | None = None,
         *,
         attempt: int | None = None,
+        contains: str | None = None,
         follow: bool = False,
     ) -> AsyncGenerator[views.LogLine, None]:
-        """Yield the log lines of all ranks and attempts, or only of the given rank or attempt. With
-        `follow`, yield new lines until the job ends."""
+        """Yield the log lines of all ranks and attempts, or only of the given rank or attempt, or
+        only lines that contain a text, in upper or lower case. With `follow`, yield new lines until
+        the job ends."""
         cursor: str | None = None
         wait_s = LONG_POLL_S if follow else 0.0
         while True:
             asked = self._clock()
-            query = params(rank=rank, attempt=attempt, cursor=cursor, wait_s=wait_s or None)
+            query = params(
+                rank=rank,
+                attempt=attempt,
+                contains=contains,
+                cursor=cursor,
+                wait_s=wait_s or None,
+            )
             call = Call("GET", _path(job_id, "logs"), query, wait_s=wait_s)
             page = await self._read(views.LogPage, call, patient=follow)
             for line in page.items:
                 yield line
+            goes_on = bool(page.items) or (contains is not None and page.next_cursor != cursor)
             cursor = page.next_cursor
-            if page.complete or not (page.items or follow):
+            if page.complete or not (goes_on or follow):
                 return
-            await self._pause_if_hurried(asked, wait_s, changed=bool(page.items))
+            await self._pause_if_hurried(asked, wait_s, changed=goes_on)
 
     def samples(
         self, job_id: str, *, step: int | None = None

@@ -65,8 +65,14 @@ class SystemSample(View):
 class LogLine(View):
     attempt: int
     rank: int
+    number: int
+    """Number of the line in the log of this attempt and rank, starting at 0. Numbers of lines that
+    were dropped are left out."""
     time: datetime
     text: str
+    row: str | None = None
+    """Name of the row that the line shows, if the program drew this row several times, as progress
+    bars do. Each line with the same attempt, rank and row shows a later state of the row."""
 
 
 class LogPage(View):

@@ -17,13 +17,14 @@ from pathlib import Path
 from dray.train.spool import SpoolWriter
 from ray_workers.node import silo_gate
 from ray_workers.shared.contracts import FrameKind, RankTask
+from ray_workers.shared.log_rows import row_mark
 from ray_workers.shared.secret_files import Masker
 from ray_workers.supervision.rules.redraws import Line, Redraws
 from ray_workers.supervision.rules.timings import Timings
 
 LOG_TAIL_BYTES = 2 << 20
 """Number of bytes of the latest output that are kept in memory while the spool is full."""
-LOG_LINE_COST_BYTES = 230
+LOG_LINE_COST_BYTES = 290
 """Number of bytes of memory that a line occupies in addition to its text."""
 READ_BYTES = 8192
 """Maximum number of bytes read at once. The actor handles other calls only between reads, so a read
@@ -111,7 +112,7 @@ class LogPump:
             self._forget_oldest()
 
     def _append(self, number: int, line: Line, *, vital: bool = False) -> bool:
-        body = {"line": number, "text": line.text}
+        body = {"line": number, "text": row_mark(line.row) + line.text}
         return self._spool.append(FrameKind.LOG, body, vital=vital, at=line.at)
 
     def _forget_oldest(self) -> None:

@@ -120,14 +120,16 @@ class Queries:
         attempt: int | None = None,
         cursor: str | None = None,
         limit: int = 1000,
+        contains: str | None = None,
     ) -> views.LogPage:
         """Return log lines, one attempt after another. The lines of each rank are in order, and the
-        ranks are merged by time.
+        ranks are merged by time. With `contains`, search the next `MAX_SEARCHED` lines, and return
+        only lines that contain this text, in upper or lower case.
 
         Raises BadCursor for a cursor of another job's logs.
         """
         begin = log_reader.decode_positions(job_id, cursor)
-        limit = max(1, min(limit, MAX_LINES))
+        limit = max(1, min(limit, MAX_LINES)) if contains is None else log_reader.MAX_SEARCHED
 
         def work(
             session: Session,
@@ -139,7 +141,7 @@ class Queries:
 
         over, chunks = await self._database.read(work)
         lines, positions, more = await in_storage_thread(
-            log_reader.page, self._storage, chunks, begin, limit
+            log_reader.page, self._storage, chunks, begin, limit, contains
         )
         return views.LogPage(
             items=lines,

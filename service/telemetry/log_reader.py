@@ -8,6 +8,7 @@ still appears on a later page, and no line appears twice.
 from __future__ import annotations
 
 import heapq
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from itertools import islice
 from sqlalchemy.orm import Session
 
 from dray import views
+from ray_workers.shared.log_rows import without_mark
 from service.db.models import LogChunkRow
 from service.db.repositories.telemetry import chunks as repository
 from service.domain.cursors import decode_cursor, encode_cursor
@@ -26,6 +28,13 @@ from service.telemetry.log_lines import MAX_TIME_S, Line, decode_lines
 
 Stream = tuple[int, int]
 """(attempt, rank)"""
+MAX_SEARCHED = 20_000
+"""Maximum number of lines that are searched for one page."""
+_ESCAPES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\|$)|\x1b[ -/]*[0-~]?"
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+"""Control sequences and characters of terminals, which a search ignores."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +83,10 @@ def page(
     found: Mapping[Stream, Sequence[Chunk]],
     begin: Mapping[Stream, int],
     limit: int,
+    contains: str | None = None,
 ) -> tuple[list[views.LogLine], dict[Stream, int], bool]:
     """Return at most `limit` lines, the number of the next line of each stream, and whether more
-    lines exist.
+    lines exist. With `contains`, return only the lines among these that contain this text.
 
     Only the chunks of this page are read from storage, outside of any transaction.
     """
@@ -84,11 +94,18 @@ def page(
     merged = heapq.merge(*streams, key=lambda entry: entry[0])
     taken = list(islice(merged, limit + 1))
     positions = dict(begin)
+    wanted = None if contains is None else contains.casefold()
     lines = []
     for (attempt, _, rank), position, (seconds, text) in taken[:limit]:
         positions[attempt, rank] = position + 1
+        row, text = without_mark(text)
+        if wanted is not None and wanted not in _ESCAPES.sub("", text).casefold():
+            continue
         time = datetime.fromtimestamp(seconds, UTC)
-        lines.append(views.LogLine(attempt=attempt, rank=rank, time=time, text=text))
+        line = views.LogLine(
+            attempt=attempt, rank=rank, number=position, time=time, text=text, row=row
+        )
+        lines.append(line)
     # The number of merged lines does not always show that more lines exist: `find` stops at the
     # limit, and an unreadable chunk counts as a single line. So count the lines of the chunks too.
     is_cut = any(_num_lines(chunks, begin.get(s, 0)) > limit for s, chunks in found.items())

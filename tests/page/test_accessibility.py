@@ -35,8 +35,9 @@ def places(site: Site, server: LiveServer) -> list[tuple[str, str]]:
         ("jobs?text=nothing", ".empty"),
         ("jobs?where=x", ".where pre"),
         (job, ".panel .plot"),
+        (f"{job}?more=1", "#details .timeline"),
         *((f"{job}?tab={tab}", f"#panel {at}") for tab, at in TABS.items()),
-        *((f"jobs/{one}", ".notes h4") for one in baselines[-1:]),
+        *((f"jobs/{one}?more=1", ".notes h4") for one in baselines[-1:]),
         *((f"jobs/{one}", ".why") for one in ids("text=onerror")),
         ("cluster", ".forecast .when"),
         ("submit", ".verdict.right"),
@@ -51,6 +52,7 @@ def places(site: Site, server: LiveServer) -> list[tuple[str, str]]:
 
 TABS = {
     "logs": ".line",
+    "logs&wrap=1&find=step": ".line",
     "ranks": ".panel .plot",
     "files": "figure img",
     "events": "tbody tr",

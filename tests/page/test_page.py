@@ -120,10 +120,10 @@ def test_an_expression_is_searched_for_and_its_fault_is_pointed_at(
 def test_tags_and_notes_are_changed_and_nobodys_are_lost(site: Site, tab: Watched) -> None:
     tab.statuses.add(412)
     job_id = site.submit("annotated")
-    page = tab.open(f"jobs/{job_id}")
+    page = tab.open(f"jobs/{job_id}?more=1")
     page.get_by_label("A tag to add").fill("review/me")
     page.keyboard.press("Enter")
-    page.get_by_role("link", name="#review/me").wait_for()
+    page.locator(".annotations").get_by_role("link", name="#review/me").wait_for()
     page.get_by_role("button", name="Write notes").click()
     page.get_by_label("Notes, in Markdown").fill(f"mine {EVIL}")
     site.annotate(job_id, notes="theirs", add_tags=["theirs"])
@@ -134,7 +134,8 @@ def test_tags_and_notes_are_changed_and_nobodys_are_lost(site: Site, tab: Watche
     page.get_by_role("button", name="Save the notes").click()
     is_shown(page, f"mine {EVIL}", ".annotations > .notes")
     page.get_by_label("Remove the tag review/me").click()
-    page.get_by_role("link", name="#review/me").wait_for(state="detached")
+    tags = page.locator(".annotations").get_by_role("link", name="#review/me")
+    tags.wait_for(state="detached")
     found = run(site.tracking.annotations(job_id))
     assert (found.tags, found.notes, found.updated_by) == (["theirs"], f"mine {EVIL}", "ann")
 
@@ -143,6 +144,7 @@ def test_tags_and_notes_are_changed_and_nobodys_are_lost(site: Site, tab: Watche
 def test_notes_are_shown_as_markdown(job_id: str, tab: Watched) -> None:
     page = tab.open("jobs?text=baseline-ann")
     page.get_by_role("link", name="baseline-ann").click()
+    page.get_by_role("button", name="Timeline, tags, notes and all facts").click()
     notes = page.get_by_role("region", name="Notes", exact=True)
     notes.wait_for()
     assert notes.locator("h4").inner_text() == "What was tried"
@@ -164,7 +166,7 @@ def test_notes_are_shown_as_markdown(job_id: str, tab: Watched) -> None:
 def test_nothing_in_notes_runs_or_loads(site: Site, tab: Watched) -> None:
     job_id = site.submit("hostile-notes")
     site.annotate(job_id, notes="\n\n".join(HOSTILE))
-    page = tab.open(f"jobs/{job_id}")
+    page = tab.open(f"jobs/{job_id}?more=1")
     notes = page.locator(".notes")
     notes.get_by_text("the end of it").wait_for()
     for text in (EVIL, "<script>document.title=2</script>", "[go](javascript:document.title=3)"):
@@ -194,7 +196,7 @@ def test_notes_that_would_take_a_pattern_for_ever_are_shown(
     job_id = site.submit("hostile-notes")
     text = hostile * ((MAX_NOTES - 20) // len(hostile))
     site.annotate(job_id, notes=f"{text}\n\n# shown\n")
-    page = tab.open(f"jobs/{job_id}")
+    page = tab.open(f"jobs/{job_id}?more=1")
     is_shown(page, "shown", ".notes")
 
 
@@ -220,7 +222,7 @@ def test_jobs_that_are_chosen_are_changed_and_cancelled(
 
 
 def test_a_job_is_followed_live(site: Site, job_id: str, tab: Watched) -> None:
-    page = tab.open(f"jobs/{job_id}")
+    page = tab.open(f"jobs/{job_id}?more=1")
     panel = page.get_by_role("region", name="train/loss")
     panel.locator("canvas").wait_for()
     page.locator(".goodput").wait_for()

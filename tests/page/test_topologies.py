@@ -41,7 +41,7 @@ def test_a_server_is_told_from_workers_and_staleness_is_one_panel(site: Site, ta
     panel.locator("canvas").wait_for()
     assert " ".join(panel.locator(".keys").inner_text().split()) == "max 4 mean 0 p50 1 p95 2 p99 3"
     assert page.locator(".panel").count() == 5
-    assert "1 parameter server, asynchronous" in page.locator(".facts").inner_text()
+    assert "1 parameter server, asynchronous" in page.locator(".facts").first.inner_text()
     page.get_by_role("tab", name="Ranks").click()
     page.locator("#panel tbody tr").nth(2).wait_for()
     ranks = page.locator("#panel table").first.locator("tbody tr")
@@ -104,8 +104,8 @@ def test_ranks_of_a_script_are_named_by_their_roles(site: Site, tab: Watched) ->
     script = {"entrypoint": "/train.py", "framework": "tensorflow", "roles": roles}
     job_id = reported(site, 4, {"loss": 1.0}, recipe=None, script=script)
     site.hands.report(job_id, 1, [log(0, "serves", rank=3), hang(3, num_ranks=4)])
-    page = tab.open(f"jobs/{job_id}?tab=ranks")
-    assert "1 chief, 2 worker, 1 ps" in page.locator(".facts").inner_text()
+    page = tab.open(f"jobs/{job_id}?tab=ranks&more=1")
+    assert "1 chief, 2 worker, 1 ps" in page.locator(".facts").first.inner_text()
     page.locator("#panel tbody tr").nth(3).wait_for()
     rows = [row.split("\t") for row in page.locator("#panel tbody tr").all_inner_texts()]
     assert [row[0].strip() for row in rows] == ["0 chief 0", "1 worker 0", "2 worker 1", "3 ps 0"]

@@ -4,7 +4,7 @@ import { address, link } from './lib/address.js';
 import { asksForToken, connection, hasToken, signIn, signOut } from './lib/api.js';
 import { duration } from './lib/format.js';
 import { html, render, useEffect, useErrorBoundary, useState } from './lib/html.js';
-import { useNow } from './lib/live.js';
+import { repeat, useNow } from './lib/live.js';
 import { useStore } from './lib/stores.js';
 import { Loading } from './parts/common.js';
 import { isJobId } from './parts/job_parts.js';
@@ -41,11 +41,26 @@ function View({ path }) {
   }
   const Component = loaded[place];
   if (Component) return html`<${Guarded} key=${place + (path[1] ?? '')}><${Component} path=${path} /><//>`;
-  return failed ? html`<${Anew} />` : html`<${Loading} />`;
+  return failed ? html`<${Awaiting} />` : html`<${Loading} />`;
 }
 
 const Anew = () => html`<p class="empty" role="alert">This part of the page can't be shown: the server can't be reached, or was upgraded.
   <button onClick=${() => location.reload()}>Reload the page</button></p>`;
+
+// A view that could not be loaded. The browser can keep the failure of a module, so the page is loaded anew as
+// soon as the server answers.
+function Awaiting() {
+  useEffect(() => {
+    const controller = new AbortController();
+    repeat(async (signal) => {
+      const answer = await fetch(document.baseURI, { method: 'HEAD', cache: 'no-store', signal });
+      if (answer.ok) location.reload();
+      return answer.ok;
+    }, { every: 2000, signal: controller.signal });
+    return () => controller.abort();
+  }, []);
+  return html`<p class="empty" role="alert">The server can't be reached. This part of the page will be shown when the server is back.</p>`;
+}
 
 // Catches errors in a view, such as an unexpected response, so that the rest of the page still works.
 function Guarded({ children }) {

@@ -38,5 +38,5 @@ async def plan(request: Request, context: TheContext, jobs: TheJobs, _: Caller) 
     can't derive from the document.
     """
     limit_bytes = context.runtime.settings.max_body_bytes
-    wanted, _document = await body.read_as(PlanRequest, request, limit_bytes)
+    wanted, _document = await body.read_as(PlanRequest, request, limit_bytes, as_yaml=True)
     return fresh(await jobs.plan(wanted), 200)

@@ -32,6 +32,11 @@ if TYPE_CHECKING:
         OtherJob,
     )
 
+Contains = Annotated[
+    str | None,
+    typer.Option(help="Only lines that contain this text, in upper or lower case."),
+]
+
 
 @app.command()
 def logs(
@@ -39,6 +44,7 @@ def logs(
     follow: Follow = False,
     rank: Rank = None,
     attempt: OnlyAttempt = None,
+    contains: Contains = None,
     as_json: AsJsonLines = False,
 ) -> None:
     """Print the output of the ranks."""
@@ -49,7 +55,8 @@ def logs(
     with connect() as client, interruptible(again if follow else "stopped"):
         job_id = read_job(client, job_id)
         names = [] if as_json or rank is not None else role_names(client.get(job_id).spec)
-        for line in client.logs(job_id, rank, attempt=attempt, follow=follow):
+        lines = client.logs(job_id, rank, attempt=attempt, contains=contains, follow=follow)
+        for line in lines:
             if as_json:
                 write_json_line(line)
             elif rank is not None:

@@ -30,6 +30,9 @@ class Line(NamedTuple):
     at: float
     """Unix time at which the process wrote the line."""
     text: str
+    row: str = ""
+    """Name of the redrawn row whose state this is; all states of a row have the same name. Empty
+    for other lines."""
 
 
 class _Row:
@@ -41,6 +44,7 @@ class _Row:
         """The last complete text of the row, which is kept while the program draws the next
         text."""
         self.is_redrawn = False
+        self.name = ""
         self.at = 0.0
         self.logged: str | None = None
 
@@ -72,6 +76,7 @@ class Redraws:
         self._waiting_since: float | None = None
         """Time of the first redraw that has not been logged; None if all redraws have been
         logged."""
+        self._num_named = 0
         self._lines: list[Line] = []
 
     @property
@@ -236,11 +241,14 @@ class Redraws:
 
     def _log_state(self, row: _Row, text: str) -> None:
         if row.is_redrawn and text.strip() and text.rstrip() != row.logged:
+            if not row.name:  # unique also among processes that are started again
+                self._num_named += 1
+                row.name = f"{int(1000 * row.at):x}.{self._num_named}"
             self._log(row, text.rstrip())
 
     def _log(self, row: _Row, text: str) -> None:
         row.logged = text
-        self._lines.append(Line(row.at, self.masker.text(text)))
+        self._lines.append(Line(row.at, self.masker.text(text), row.name))
 
     def _split(self, row: _Row) -> None:
         """Log the beginning of a long line. The end is held back, because it might contain the

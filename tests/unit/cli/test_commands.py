@@ -165,6 +165,10 @@ def test_logs_name_the_rank_unless_one_was_asked_for(cli: Cli, finished: str) ->
         "[1:1] one says that",
     }
     assert cli("logs", finished, "--rank", "1").splitlines() == ["one says that"]
+    assert (
+        cli("logs", finished, "--contains", "SAYS THAT", "--rank", "1").strip() == "one says that"
+    )
+    assert cli("logs", finished, "--contains", "nowhere") == ""
     lines = [json.loads(line) for line in cli("logs", finished, "-f", "--json").splitlines()]
     assert {line["rank"] for line in lines} == {0, 1}
 

@@ -92,9 +92,8 @@ const either = (a, b) => (a && b ? AbortSignal.any([a, b]) : a ?? b);
 // Problem, Unreachable, or AbortError if `signal` aborts.
 export async function send(method, path, { query, body, headers = {}, signal, within = HEAD_MS, read } = {}) {
   const token = sessionStorage.getItem(TOKEN);
-  const sent = { ...headers };
+  const sent = body === undefined ? { ...headers } : { 'Content-Type': 'application/json', ...headers };
   if (token) sent.Authorization = `Bearer ${token}`;
-  if (body !== undefined) sent['Content-Type'] = 'application/json';
   const text = typeof body === 'string' || body === undefined ? body : JSON.stringify(body);
   const patience = new AbortController();
   const limit = (milliseconds) => setTimeout(() => patience.abort(), milliseconds);

@@ -1,6 +1,17 @@
 // Formats numbers, times and sizes in the reader's time zone and language.
 
 const WHOLE = new Intl.NumberFormat();
+const formats = new Map();
+
+// A number with `options` of Intl.NumberFormat.
+function formatted(value, options) {
+  const key = JSON.stringify(options);
+  if (!formats.has(key)) formats.set(key, new Intl.NumberFormat(undefined, options));
+  return formats.get(key).format(value);
+}
+
+// A number with this many digits after the point; `short` leaves out zeros at the end.
+export const fixed = (value, digits, short = false) => formatted(value, { minimumFractionDigits: short ? 0 : digits, maximumFractionDigits: digits });
 const TIME = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit', second: '2-digit' });
 const DAY = new Intl.DateTimeFormat(undefined, { day: 'numeric', month: 'short' });
 const WHEN = new Intl.DateTimeFormat(undefined, { dateStyle: 'medium', timeStyle: 'long' });
@@ -11,19 +22,22 @@ export function number(value, digits = 4) {
   if (!Number.isFinite(value)) return String(value);
   if (Number.isInteger(value) && Math.abs(value) < 1e9) return WHOLE.format(value);
   const size = Math.abs(value);
-  if (size >= 1e6 || size < 1e-6) return value.toExponential(digits - 1).replace(/\.?0+e/, 'e');
+  if (size >= 1e6 || size < 1e-6) {
+    const [mantissa, exponent] = value.toExponential(digits - 2).split('e');
+    return `${fixed(Number(mantissa), digits - 2, true)}e${exponent}`;
+  }
   if (size >= 1e4) return WHOLE.format(Math.round(value));
-  return value.toPrecision(Math.max(digits, size >= 1000 ? 4 : 1)).replace(/(\.\d*?)0+$/, '$1').replace(/\.$/, '');
+  return formatted(value, { maximumSignificantDigits: Math.max(digits, size >= 1000 ? 4 : 1) });
 }
 
 export const whole = (value) => (value === null || value === undefined ? '–' : WHOLE.format(value));
-export const percent = (share) => (share === null || share === undefined ? '–' : `${(100 * share).toFixed(share >= 0.9995 ? 0 : 1)}%`);
+export const percent = (share) => (share === null || share === undefined ? '–' : `${fixed(100 * share, share >= 0.9995 ? 0 : 1)}%`);
 
 // `4 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`.
 export function duration(seconds) {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return '–';
   const all = Math.max(0, seconds);
-  if (all < 10) return `${all.toFixed(all < 1 ? 2 : 1).replace(/\.?0+$/, '')} s`;
+  if (all < 10) return `${fixed(all, all < 1 ? 2 : 1, true)} s`;
   const s = Math.round(all);
   if (s < 60) return `${s} s`;
   const m = Math.floor(s / 60);
@@ -81,8 +95,8 @@ export function bytes(count) {
     value /= 1024;
     unit += 1;
   }
-  return `${unit === 0 ? value : value.toFixed(value < 10 ? 2 : 1)} ${units[unit]}`;
+  return `${unit === 0 ? value : fixed(value, value < 10 ? 2 : 1)} ${units[unit]}`;
 }
 
-export const money = (amount, currency) => `${amount.toFixed(2)} ${currency}`;
+export const money = (amount, currency) => `${fixed(amount, 2)} ${currency}`;
 export const plural = (count, word) => `${whole(count)} ${word}${count === 1 ? '' : 's'}`;

@@ -63,6 +63,14 @@ export function placeOf(text, pointer) {
   }
 }
 
+// The position of the line with this number.
+export function lineAt(text, number) {
+  const before = text.split('\n').slice(0, number - 1);
+  const start = before.reduce((sum, line) => sum + line.length + 1, 0);
+  const end = text.indexOf('\n', start);
+  return { start, end: end < 0 ? text.length : end };
+}
+
 export const lineOf = (text, offset) => text.slice(0, offset).split('\n').length;
 
 // The keys of the objects that enclose this offset, and the key that is being typed at the offset; null if

@@ -1,7 +1,7 @@
 // The ticks of an axis and their labels. An axis shows steps, samples, tokens, epochs, times (in Unix
 // seconds), elapsed seconds, or bytes. Neighbouring ticks have different labels, however near they are to each other.
 
-import { bytes, whole } from './format.js';
+import { bytes, fixed, whole } from './format.js';
 
 const DAY_S = 86400;
 const OF_CLOCKS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, DAY_S];
@@ -85,7 +85,7 @@ export function placeText(axis, place, difference) {
 function textOf(axis, place, difference, high) {
   if (axis === 'bytes') {
     const unit = unitOf(high);
-    return `${+(place / unit).toFixed(digitsOf(difference / unit))} ${bytes(unit).split(' ')[1]}`;
+    return `${fixed(place / unit, digitsOf(difference / unit), true)} ${bytes(unit).split(' ')[1]}`;
   }
   if (axis === 'seconds') return elapsed(place, difference);
   const at = new Date(Math.round(1000 * place));
@@ -115,8 +115,8 @@ export function shortNumber(value, difference = null) {
   for (const [unit, letter] of [[1e9, 'G'], [1e6, 'M'], [1e3, 'k']]) {
     if (size < (unit === 1e3 ? 1e4 : unit)) continue;
     const digits = digitsOf(near / unit);
-    return digits > 2 ? whole(+value.toFixed(digitsOf(near))) : `${+(value / unit).toFixed(digits)}${letter}`;
+    return digits > 2 ? whole(+value.toFixed(digitsOf(near))) : `${fixed(value / unit, digits, true)}${letter}`;
   }
-  if (size >= 1e-3 || size < near / 2 || digitsOf(near) <= 4) return String(+value.toFixed(digitsOf(near)));
+  if (size >= 1e-3 || size < near / 2 || digitsOf(near) <= 4) return fixed(value, digitsOf(near), true);
   return value.toExponential(digitsOf(near / 10 ** Math.floor(Math.log10(size)))).replace(/\.?0+e/, 'e');
 }

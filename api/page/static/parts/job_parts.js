@@ -3,6 +3,7 @@
 import { serverNow } from '../lib/api.js';
 import { leftOf, money, number, percent, whole } from '../lib/format.js';
 import { html } from '../lib/html.js';
+import { usePoll } from '../lib/live.js';
 import { link } from '../lib/address.js';
 
 export const STATES = ['QUEUED', 'STARTING', 'RUNNING', 'RECOVERING', 'CANCELLING', 'SUCCEEDED', 'FAILED', 'CANCELLED'];
@@ -22,7 +23,7 @@ export const isJobId = (text) => /^job-[0-9a-z]+$/.test(text);
 export const isArrayId = (text) => /^array-[0-9a-z]+$/.test(text);
 
 export const nameOf = (job) => job.name || job.id;
-export const toJob = (id, tab) => link(['jobs', id], { tab });
+export const toJob = (id, tab, more) => link(['jobs', id], { tab, ...more });
 
 // The model of a node's GPUs, as Ray names it; empty without GPUs.
 export const gpuOf = ({ resources }) => Object.keys(resources).find((name) => name.startsWith('accelerator_type:'))?.slice(17) ?? '';
@@ -40,8 +41,19 @@ export function JobLink({ job, children }) {
 // What distinguishes the job from others of its array or sweep: `#3 lr 0.01, width 32`.
 export const Variant = ({ job }) => job.variant && html`<span class="variant" title=${job.variant}>${job.variant}</span>`;
 
-export function Progress({ job }) {
+// A sentence of the server, with the names of the jobs whose ids it contains.
+export const Message = ({ text }) => text.split(/\b(job-[0-9a-z]{26})\b/).map((part, n) => (n % 2 ? html`<${NamedJob} key=${n} id=${part} />` : part));
+
+// A list can be empty, so a job that was deleted is no error.
+function NamedJob({ id }) {
+  const [job] = usePoll('v1/jobs', { id_prefix: id, brief: true, limit: 1 }, 0).data?.items ?? [];
+  return html`<${JobLink} job=${job ?? { id }} />`;
+}
+
+// With `isPlain`, the reason of a failure is left out.
+export function Progress({ job, isPlain }) {
   const { progress } = job;
+  if (job.state === 'FAILED' && !isPlain) return html`<span class="failed" title=${job.reason.message}>${job.reason.message}</span>`;
   if (!progress) {
     return html`<span class="soft">${job.state === 'QUEUED' && job.position ? `${whole(job.position)} in the queue` : '–'}</span>`;
   }

@@ -1,7 +1,7 @@
 // The cluster and its queues: used slots, refused nodes with the reason, waiting jobs with their forecasts.
 
 import { link } from '../lib/address.js';
-import { ago, bytes, clock, duration, exactly, money, plural, whole } from '../lib/format.js';
+import { ago, bytes, clock, duration, exactly, fixed, money, plural, whole } from '../lib/format.js';
 import { get } from '../lib/api.js';
 import { html, useEffect, useState } from '../lib/html.js';
 import { repeat, useNow, usePoll } from '../lib/live.js';
@@ -87,7 +87,7 @@ function Node({ node, jobs, spread, now, dashboard }) {
 
 // A node's newest self-test, and its slow GPUs.
 const Check = ({ state, why, message, devices }) => html`<p class="note">Self-test: ${state === 'done' ? message : `${state}, ${why}`}</p>
-  ${devices.flatMap(({ index, slow }) => slow.map((one) => html`<p key=${index + one.measure} class="note">GPU ${index} is slow: ${one.measure} is ${one.factor.toFixed(1)} times worse than usual</p>`))}`;
+  ${devices.flatMap(({ index, slow }) => slow.map((one) => html`<p key=${index + one.measure} class="note">GPU ${index} is slow: ${one.measure} is ${fixed(one.factor, 1)} times worse than usual</p>`))}`;
 
 // The users, queues and projects of a reservation: `ann, queue night`.
 const whoseOf = ({ users, queues, projects }) => [...users, ...queues.map((name) => `queue ${name}`), ...projects.map((name) => `project ${name}`)].join(', ');

@@ -4,7 +4,7 @@ import { address, go } from '../lib/address.js';
 import { change, get, mayPass, serverNow } from '../lib/api.js';
 import { bytes, clock, duration, plural, range } from '../lib/format.js';
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from '../lib/html.js';
-import { lineOf, openAt, placeOf } from '../lib/json_places.js';
+import { lineAt, lineOf, openAt, placeOf } from '../lib/json_places.js';
 import { repeat, usePoll } from '../lib/live.js';
 import { fieldsAt, withoutDefaults } from '../lib/schema.js';
 import { useStore } from '../lib/stores.js';
@@ -14,7 +14,12 @@ import { isJobId } from '../parts/job_parts.js';
 const DRAFT = 'dray.draft';
 const CHECK_AFTER_MS = 400;
 const RETRY_MS = 3000;
+// The code of the reason of a job that the cluster could not run even if it were empty.
+const NEVER = 'unsatisfiable';
 const FIRST = { name: 'digits', recipe: 'image_classification', data: { source: 'sklearn://digits' }, train: { epochs: 4 }, resources: { num_workers: 2 } };
+// A document that begins with a brace is JSON, any other document is YAML.
+const isJson = (text) => /^\s*\{/.test(text);
+const typeOf = (text) => ({ 'Content-Type': isJson(text) ? 'application/json' : 'application/yaml' });
 const written = (document) => `${JSON.stringify(document, null, 2)}\n`;
 
 export function SubmitPage() {
@@ -46,7 +51,7 @@ export function SubmitPage() {
     setBusy(true);
     setError(null);
     try {
-      const job = await change('POST', 'v1/jobs', text, {}, { 'Idempotency-Key': key });
+      const job = await change('POST', 'v1/jobs', text, {}, { 'Idempotency-Key': key, ...typeOf(text) });
       sessionStorage.removeItem(DRAFT);
       go(['jobs', job.id]);
     } catch (raised) {
@@ -55,8 +60,9 @@ export function SubmitPage() {
       setBusy(false);
     }
   };
-  const wrong = verdict.problem ? placeOf(text, verdict.problem.pointer) : null;
-  const wrongLine = verdict.line ?? (wrong && verdict.problem.pointer ? lineOf(text, wrong.start) : null);
+  const ofServer = /\(line (\d+), column \d+\)/.exec(verdict.problem?.message ?? '')?.[1]; // in YAML
+  const wrong = !verdict.problem ? null : ofServer ? lineAt(text, Number(ofServer)) : isJson(text) ? placeOf(text, verdict.problem.pointer) : null;
+  const wrongLine = verdict.line ?? (ofServer ? Number(ofServer) : null) ?? (wrong && verdict.problem.pointer ? lineOf(text, wrong.start) : null);
   return html`<section aria-labelledby="title">
     <header class="head"><h1 id="title">${from ? 'Edit and resubmit' : 'Submit a job'}</h1>
       <label class="soft">Template <select value="" onChange=${(event) => { if (event.target.value) setText(written(templates[event.target.value])); event.target.value = ''; }}>
@@ -70,7 +76,7 @@ export function SubmitPage() {
         editor.current.focus();
         editor.current.setSelectionRange(wrong.start, wrong.end);
       }} />
-      <p class="soft">The document is JSON. Ctrl+Space shows the fields that are allowed at the cursor. <a href="docs" target="_blank" rel="noopener">All fields</a></p></div>
+      <p class="soft">The document is JSON or YAML. In JSON, Ctrl+Space shows the fields that are allowed at the cursor. <a href="docs" target="_blank" rel="noopener">All fields</a></p></div>
     </div></section>`;
 }
 
@@ -91,19 +97,20 @@ function useVerdict(text) {
     if (!text.trim()) return undefined;
     let isOld = false;
     const check = async () => {
-      let document;
-      try {
-        document = JSON.parse(text);
-      } catch (error) {
-        const position = /position (\d+)/.exec(error.message);
-        setVerdict({ message: error.message, line: position ? lineOf(text, Number(position[1])) : null });
-        return;
+      if (isJson(text)) {
+        try {
+          JSON.parse(text);
+        } catch (error) {
+          const position = /position (\d+)/.exec(error.message);
+          setVerdict({ message: error.message, line: position ? lineOf(text, Number(position[1])) : null });
+          return;
+        }
       }
       try {
-        const explanation = await change('POST', 'v1/jobs', text, { dry_run: true });
+        const explanation = await change('POST', 'v1/jobs', text, { dry_run: true }, typeOf(text));
         if (!isOld) setVerdict({ explanation });
         // The model of a script is unknown before the script runs.
-        const plan = document.recipe && await change('POST', 'v1/plan', text).catch(() => null);
+        const plan = /^\s*["']?recipe["']?\s*:/m.test(text) && await change('POST', 'v1/plan', text, {}, typeOf(text)).catch(() => null);
         if (!isOld && plan) setVerdict({ explanation, plan });
       } catch (problem) {
         if (isOld) return;
@@ -125,11 +132,13 @@ function Verdict({ verdict, line, show }) {
   if (message) return html`<div class="verdict wrong" role="status"><h2>This is not JSON yet</h2><p>${message}</p></div>`;
   if (problem) {
     return html`<div class="verdict wrong" role="status"><h2>${problem.pointer ? html`<code>${problem.pointer}</code>${line ? `, line ${line}` : ''}` : mayPass(problem) ? 'It can\'t be checked at the moment' : 'Invalid'}</h2>
-      <p>${problem.message}</p>${problem.hint && html`<p class="soft">${problem.hint}</p>`}${problem.pointer && html`<p><button onClick=${show}>Show the position</button></p>`}</div>`;
+      <p>${problem.message}</p>${problem.hint && html`<p class="soft">${problem.hint}</p>`}${(problem.pointer || line) && html`<p><button onClick=${show}>Show the position</button></p>`}</div>`;
   }
   if (!explanation) return html`<div class="verdict" role="status"><p class="soft">Checking …</p></div>`;
   const { start } = explanation;
-  return html`<div class="verdict right" role="status"><h2>Valid</h2><p>${explanation.reason.message}</p>
+  const never = [explanation.reason, start?.reason].some((one) => one?.code === NEVER);
+  const wrong = never ? 'It can never start' : plan && !plan.chosen ? 'It does not fit' : null;
+  return html`<div class=${wrong ? 'verdict wrong' : 'verdict right'} role="status"><h2>${wrong ?? 'Valid'}</h2><p>${explanation.reason.message}</p>
     ${start?.at && html`<p>Expected to start <strong>${range(start, serverNow())}</strong>.</p>`}
     ${start && !start.at && start.reason && html`<p>Its start can't be predicted: ${start.reason.message}.</p>`}
     ${explanation.queue_length ? html`<p>It would be one of ${plural(explanation.queue_length, 'waiting job')}.</p>` : ''}
@@ -140,7 +149,7 @@ function Verdict({ verdict, line, show }) {
 
 // The planner's division of the job, with its memory and speed.
 function Plan({ plan }) {
-  if (!plan.chosen) return html`<p><strong>It does not fit.</strong> ${plan.change}</p>`;
+  if (!plan.chosen) return html`<p>${plan.change}</p>`;
   const mesh = plan.meshes.find(({ name }) => name === plan.chosen);
   return html`<p>Planned: <code>${mesh.name}</code>, about ${duration(mesh.step_time_s)} per step, ${bytes(mesh.memory.total_bytes)} on the worker with the most${
     plan.memory_bytes_per_rank ? ` of ${bytes(plan.memory_bytes_per_rank)}` : ''}.</p>`;
@@ -161,7 +170,7 @@ function Editor({ text, setText, wrongLine, schema, element }) {
     setText(text.slice(0, from) + by + text.slice(to));
   };
   const offer = () => {
-    if (!schema) return;
+    if (!schema || !isJson(text)) return;
     const at = element.current.selectionStart;
     const { path, typed } = openAt(text, at);
     if (typed === null) return;
@@ -201,7 +210,7 @@ function Editor({ text, setText, wrongLine, schema, element }) {
   };
   return html`<div class="edit"><div class="editor">
       <div class="gutter" ref=${gutter} aria-hidden="true">${Array.from({ length: count }, (_, n) => html`<span key=${n} class=${n + 1 === wrongLine ? 'wrong' : ''}>${n + 1}</span>`)}</div>
-      <textarea ref=${element} value=${text} spellcheck=${false} autocapitalize="off" autocomplete="off" aria-label="Job document, in JSON" aria-invalid=${Boolean(wrongLine)}
+      <textarea ref=${element} value=${text} spellcheck=${false} autocapitalize="off" autocomplete="off" aria-label="Job document, in JSON or YAML" aria-invalid=${Boolean(wrongLine)}
         aria-controls=${offers ? 'offers' : undefined} aria-activedescendant=${offers ? `offer-${offers.chosen}` : undefined}
         onInput=${(event) => { setOffers(null); setText(event.target.value); }} onKeyDown=${key} onScroll=${(event) => { if (gutter.current) gutter.current.scrollTop = event.target.scrollTop; }} onBlur=${() => setTimeout(() => setOffers(null), 150)}></textarea>
     </div>

@@ -21,9 +21,10 @@ export function Timeline({ job, events, attempts, checkpoints }) {
   const begin = new Date(job.created_at).getTime();
   const known = [job.finished_at, events.at(-1)?.time].filter(Boolean).map((time) => new Date(time).getTime());
   const end = job.finished_at ? new Date(job.finished_at).getTime() : Math.max(now, ...known);
-  const x = (time) => ((Math.min(end, new Date(time).getTime()) - begin) / Math.max(1, end - begin)) * width;
   const moves = events.filter((event) => event.to_state);
   const spans = moves.map((event, i) => ({ state: event.to_state, from: event.time, to: moves[i + 1]?.time ?? end, why: event.message }));
+  const { at, isShortened } = scaleOf(spans, begin, end);
+  const x = (time) => at(new Date(time).getTime()) * width;
   const faults = events.filter(isFault);
   return html`<div ref=${box}><h2 class="minor soft">Timeline <span class="num">${clock(begin)} – ${job.finished_at ? clock(end) : 'now'}, ${duration((end - begin) / 1000)}</span></h2>
     <svg class="timeline" viewBox=${`0 0 ${width} 58`} role="img" aria-label=${`States over time: ${spans.map(({ state, from, to }) => `${state} for ${duration(seconds(from, to))}`).join(', ')}`}>
@@ -35,8 +36,21 @@ export function Timeline({ job, events, attempts, checkpoints }) {
         x=${x(one.created_at)} y="30" width=${Math.max(2, x(one.finished_at ?? end) - x(one.created_at))} height="10"><title>attempt ${one.attempt}, ${one.world_size} workers, from step ${one.resume_step}${one.reason ? `: ${one.reason.message}` : ''}</title></rect>`)}
       ${checkpoints.map((one) => html`<circle key=${`${one.attempt}-${one.step}`} class="mark saved" cx=${x(one.created_at)} cy="35" r="4"><title>checkpoint at step ${one.step}, ${clock(one.created_at)}</title></circle>`)}
       ${faults.map((event) => html`<path key=${event.seq} class="mark" d=${`M${x(event.time)} 0l6 9h-12z`}><title>${clock(event.time)}: ${event.message}</title></path>`)}
-      <text x="0" y="54">attempts (lower), states (upper); ▲ faults, ● checkpoints</text>
+      <text x="0" y="54">attempts (lower), states (upper); ▲ faults, ● checkpoints${isShortened ? '; waits are drawn shorter than they were' : ''}</text>
     </svg></div>`;
+}
+
+// The position of a time between `begin` and `end`, from 0 to 1. If the job has waited for longer than half as
+// long as it has run, all waits together take a third of the width.
+export function scaleOf(spans, begin, end) {
+  const waits = spans.filter(({ state }) => state === 'QUEUED').map(({ from, to }) => [from, to].map((time) => Math.min(end, Math.max(begin, new Date(time).getTime()))));
+  const waitedUntil = (time) => waits.reduce((sum, [from, to]) => sum + Math.max(0, Math.min(time, to) - from), 0);
+  const [all, waited] = [Math.max(1, end - begin), waitedUntil(end)];
+  const isShortened = waited < all && waited > (all - waited) / 2;
+  const factor = isShortened ? (all - waited) / 2 / waited : 1;
+  const length = (time) => time - begin - (1 - factor) * waitedUntil(time);
+  const whole = Math.max(1, all - (1 - factor) * waited);
+  return { at: (time) => length(Math.min(end, Math.max(begin, time))) / whole, isShortened };
 }
 
 export function EventList({ events }) {

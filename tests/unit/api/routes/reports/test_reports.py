@@ -103,6 +103,33 @@ def test_a_long_poll_of_logs_answers_when_lines_come(
     assert time.monotonic() - began < 30, "half of what it would wait"
 
 
+def test_a_search_of_a_log_has_only_its_matches(http: httpx.Client, server: LiveServer) -> None:
+    job_id = server.submit()
+    server.train(job_id, *(log(n, f"Line {n}" if n % 2 else "other") for n in range(6)))
+    server.succeed(job_id)
+    page = http.get(f"/v1/jobs/{job_id}/logs", params={"contains": "lINE"}).json()
+    found = [(line["number"], line["text"]) for line in page["items"]]
+    assert found == [(1, "Line 1"), (3, "Line 3"), (5, "Line 5")]
+    assert page["complete"]
+    for bad in ("", "x" * 1001):
+        answer = http.get(f"/v1/jobs/{job_id}/logs", params={"contains": bad})
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_parameter")
+    nobody = http.get("/v1/jobs/job-none/logs", params={"contains": "x"})
+    assert nobody.status_code == 404
+
+
+def test_a_search_waits_for_lines_that_match(http: httpx.Client, server: LiveServer) -> None:
+    job_id = server.submit()
+    server.train(job_id, log(0, "first"))
+    url = f"/v1/jobs/{job_id}/logs?contains=second"
+    cursor = http.get(url).json()["next_cursor"]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(http.get, f"{url}&wait_s=60&cursor={cursor}", timeout=70)
+        wait_until(lambda: server.num_waiting(job_id), "the long poll")
+        server.hands.report(job_id, 1, [log(1, "the second")])
+        assert [line["text"] for line in waiting.result().json()["items"]] == ["the second"]
+
+
 def test_a_cursor_of_other_logs_is_refused(http: httpx.Client, server: LiveServer) -> None:
     cursor = http.get(f"/v1/jobs/{server.submit()}/logs").json()["next_cursor"]
     response = http.get(f"/v1/jobs/{server.submit()}/logs?cursor={cursor}")

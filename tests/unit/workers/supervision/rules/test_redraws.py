@@ -90,19 +90,19 @@ def test_a_state_that_stands_for_a_second_is_logged_though_nothing_follows() -> 
     redraws = Redraws()
     assert redraws.feed(b"\r 10%|#   | 1/10", NOW) == []
     assert redraws.due(NOW + PERIOD_S / 2) == []
-    assert redraws.due(NOW + PERIOD_S) == [Line(NOW, " 10%|#   | 1/10")]
+    assert [line[:2] for line in redraws.due(NOW + PERIOD_S)] == [(NOW, " 10%|#   | 1/10")]
     assert redraws.due(NOW + 9.0) == []
     assert redraws.feed(b"\r 20%|##  | 2/10\n", NOW + 9.5) == []
-    assert redraws.feed(b"next\n", NOW + 9.6) == [
-        Line(NOW + 9.5, " 20%|##  | 2/10"),
-        Line(NOW + 9.6, "next"),
+    assert [line[:2] for line in redraws.feed(b"next\n", NOW + 9.6)] == [
+        (NOW + 9.5, " 20%|##  | 2/10"),
+        (NOW + 9.6, "next"),
     ]
 
 
 def test_a_state_that_is_half_drawn_is_not_logged_while_it_grows() -> None:
     redraws = Redraws()
     assert redraws.feed(b"\rstep 1 of 9\rste", NOW) == []
-    assert redraws.feed(b"p", NOW + 1.5) == [Line(NOW, "step 1 of 9")]
+    assert [line[:2] for line in redraws.feed(b"p", NOW + 1.5)] == [(NOW, "step 1 of 9")]
     assert redraws.due(NOW + 1.6) == []
 
 
@@ -248,6 +248,21 @@ def test_no_output_has_more_than_a_line_a_second_for_a_row_and_those_that_end(
     terminal.write("".join(soup))
     shown = Counter(row.rstrip() for row in terminal.rows if row.strip())
     assert not shown - Counter(line.text.rstrip() for line in found)
+    # A viewer that shows only the latest state of each named row hides no row of the terminal.
+    latest = {line.row or f"line {n}": line.text.rstrip() for n, line in enumerate(found)}
+    assert not shown - Counter(latest.values())
+
+
+def test_a_bar_is_one_row_and_nested_bars_are_two() -> None:
+    lines = logged([bar("outer", at) for at in range(0, 9000, 1000)] + ["\ndone\n"], every_s=1.0)
+    *states, done = lines
+    assert len(states) > 3
+    assert len({line.row for line in states}) == 1
+    assert states[0].row
+    assert done.row == ""
+    nested = [bar("outer", at) + below(bar("inner", at)) for at in range(0, 9000, 1000)]
+    rows = {line.row: line.text for line in logged(nested, every_s=1.0)}
+    assert sorted(text.split(":")[0] for text in rows.values()) == ["inner", "outer"]
 
 
 Program = Callable[[int], list[str]]
