@@ -12,6 +12,8 @@ from dray.errors import SpecError
 from dray.spec import JobSpec, Pretrained
 from dray.spec.program import base_files
 
+_WITHOUT_CREDENTIALS = ("file:", "upload:")
+
 
 class Preview(NamedTuple):
     report: dict[str, Any]
@@ -58,7 +60,18 @@ def _refuse_unreadable(spec: JobSpec) -> None:
         )
     held_out = spec.data.held_out
     every = [*spec.data.mixed, *([held_out] if held_out is not None else [])]
-    if any(one.source.startswith("upload://") for one in every):
+    sources = [one.source for one in every]
+    for pointer, name, urls in (
+        ("/model/credentials", model.credentials, [model.base]),
+        ("/data/credentials", spec.data.credentials, sources),
+    ):
+        if name is not None and not all(url.startswith(_WITHOUT_CREDENTIALS) for url in urls):
+            raise SpecError(
+                f"names the credentials {name!r}, which only the cluster's nodes have",
+                pointer=pointer,
+                hint="download the files, and give them as file:///path",
+            )
+    if any(url.startswith("upload://") for url in sources):
         raise SpecError(
             "names uploaded files, which can't be read on this machine",
             pointer="/data",

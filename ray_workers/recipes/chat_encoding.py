@@ -248,6 +248,7 @@ class ExampleEncoder:
         return text, [(start, end) for start, end in marks[0]] if is_marked else []
 
     def _encoded(self, text: str, answers: Sequence[Span], *, special: bool) -> Encoded:
+        text.encode()  # names half of a surrogate pair; the tokenizer's error would not
         encoded = self._tokenizer(
             text, add_special_tokens=special, return_offsets_mapping=True, verbose=False
         )

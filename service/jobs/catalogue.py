@@ -52,11 +52,15 @@ def resolve(
             accepts = _accepted(model, *licensed)
         model = model.model_copy(update={"catalogue": None, "accept_licence": accepts})
         return spec.model_copy(update={"model": model})
+    accepts = model.accept_licence
+    if needs_licence:
+        inherited = None if entry.must_accept else _inherited(ancestors, catalogue)
+        accepts = _accepted(model, *(inherited or (entry,)))
     changes: dict[str, Any] = {
         "catalogue": entry.name,
         "base": entry.base,
         "credentials": entry.credentials,
-        "accept_licence": _accepted(model, entry) if needs_licence else model.accept_licence,
+        "accept_licence": accepts,
         "sha256": entry.sha256 or model.sha256,
         "chat_template": entry.chat_template or model.chat_template,
     }
@@ -87,13 +91,23 @@ def _licensed(
             return one, "model.sha256 is the hash of its files"
         if any(_address(model.base).is_in(name) for name in _repositories(one)):
             return one, f"{model.base} is in the same repository"
+    return _inherited(ancestors, catalogue)
+
+
+def _inherited(
+    ancestors: Sequence[Pretrained], catalogue: Catalogue
+) -> tuple[CatalogueModel, str] | None:
+    """Return the model in the catalogue whose licence applies to the results of jobs that have
+    fine-tuned these bases, and the reason; None if there is none."""
+    reason = "the base or the weights are a result of fine-tuning this model"
     for ancestor in ancestors:
-        for one in strict:
-            if one.name == ancestor.catalogue or one.licence == ancestor.accept_licence:
-                return one, "the base is a result of fine-tuning this model"
+        for one in catalogue.values():
+            licences = (one.name == ancestor.catalogue, one.licence == ancestor.accept_licence)
+            if one.must_accept and any(licences):
+                return one, reason
         entry = _entry(ancestor, catalogue)
         if entry is not None and entry.must_accept:
-            return entry, "the base is a result of fine-tuning this model"
+            return entry, reason
         if (found := _licensed(ancestor, catalogue, ())) is not None:
             return found
     return None

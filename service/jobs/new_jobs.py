@@ -196,12 +196,14 @@ def refuse_large_copies(
     if fits(asked.copies):
         return
     fewer = next((number for number in range(asked.copies - 1, 0, -1) if fits(number)), None)
-    sizes = [node.total[node_table.COPIES] for node in nodes]
+    worker = request.of_size(1)
+    usable = [node for node in nodes if policy.can_ever_fit(worker, [node]) is None]
+    sizes = [node.total[node_table.COPIES] for node in usable]
     raise OutOfMemory(
         f"the copies of this job's state in memory can't fit: they need {human(copies_bytes)} on "
         f"each of {request.num_ranks} workers, and at most {COPIES_SHARE:.0%} of a node's memory "
         f"can be used for them ({human(max(sizes))} on the largest node, {human(sum(sizes))} on "
-        "all nodes)",
+        "all nodes that have the resources of a worker)",
         pointer="/checkpoint/in_memory",
         hint=(
             "set checkpoint.in_memory to off; the job then resumes from its newest checkpoint if "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,10 +46,11 @@ def preview(
     if str(file) == "-" or file.suffix.lower() in DOCUMENTS:
         document = load_document(file)
     else:
-        document = {"recipe": "fine_tuning", "data": {"source": file.resolve().as_uri()}}
+        document = {"recipe": "fine_tuning", "data": {"source": _url_of(file)}}
     if base is not None:
         folder = Path(base).expanduser()
-        address = folder.resolve().as_uri() if folder.is_dir() else base
+        is_path = folder.is_dir() or ("/" in base and ":" not in base)
+        address = _url_of(folder) if is_path else base
         document = with_fields(document, [("model.base", address)])
     document = _with_address(apply_settings(document, settings or []))
     found = show(document)
@@ -57,6 +59,12 @@ def preview(
         return
     for line in found.lines:
         write(line)
+
+
+def _url_of(path: Path) -> str:
+    """Return the URL of a path. Links are not followed, because the target of a link can have
+    another suffix, as in the cache of Hugging Face's hub."""
+    return Path(os.path.normpath(path.absolute())).as_uri()
 
 
 def _with_address(document: dict[str, Any]) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class Source:
         listing = self._listing = retried(self._origin.listing, self.location)
         if not listing.files:
             kinds = ", ".join(self._suffixes or ())
-            raise broken(self.location, f"is an empty folder: it has no {kinds} files")
+            raise broken(self.location, f"is a folder without {kinds} files")
         if listing.is_folder and (size_bytes is not None or sha256 is not None):
             raise broken(
                 self.location,

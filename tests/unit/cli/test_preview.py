@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,16 @@ def test_no_weights_are_read_but_missing_ones_are_named(
             "uploaded files",
         ),
         (
+            {"data": {"source": "s3://bucket/a.jsonl", "credentials": "mine"}},
+            "/data/credentials",
+            "names the credentials 'mine', which only the cluster's nodes have",
+        ),
+        (
+            {"model": {"base": "https://host/llama", "credentials": "mine"}},
+            "/model/credentials",
+            "names the credentials 'mine'",
+        ),
+        (
             {"recipe": "language_model", "model": None, "data": {"source": "file:///text.txt"}},
             "/recipe",
             "only jobs of the recipe fine_tuning",
@@ -172,3 +183,39 @@ def test_a_base_is_required_and_names_are_looked_up_in_the_catalogue(cli: Cli, h
     assert "only jobs of the recipe fine_tuning" in cli.err
     cli("preview", str(examples), "--base", "unknown-model", exits=3)
     assert "unknown-model" in cli.err
+
+
+def test_links_keep_their_name_and_strange_paths_are_named(
+    cli: Cli, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files in the cache of Hugging Face's hub are links to files without a suffix."""
+    base = ("--base", str(home / "base"))
+    parquet.write_table(pa.Table.from_pylist(tiny.completions(8)), home / "a1b2c3")
+    (home / "linked.parquet").symlink_to(home / "a1b2c3")
+    assert "linked.parquet has examples of the form" in cli(
+        "preview", str(home / "linked.parquet"), *base
+    )
+    monkeypatch.chdir(home / "base")
+    assert "linked.parquet has" in cli("preview", "../linked.parquet", "--base", ".")
+    (home / "loop.jsonl").symlink_to(home / "loop.jsonl")
+    cli("preview", str(home / "loop.jsonl"), *base, exits=2)
+    assert "loop.jsonl" in cli.err
+    cli("preview", str(home / "linked.parquet"), "--base", "/missing/llama", exits=2)
+    assert "file:///missing/llama: this file or folder does not exist" in cli.err
+    os.mkfifo(home / "pipe.jsonl")
+    cli("preview", str(home / "pipe.jsonl"), *base, exits=2)
+    assert "is neither a file nor a folder" in cli.err
+    (home / "tables").mkdir()
+    (home / "tables" / "a.parquet").symlink_to(home / "a1b2c3")
+    cli("preview", str(home / "tables"), *base, exits=2)
+    assert "is a folder without .jsonl" in cli.err
+    assert "completion" in cli(
+        "preview", str(home / "tables"), *base, "--set", "data.format=parquet"
+    )
+
+
+def test_half_of_a_character_is_named(cli: Cli, home: Path) -> None:
+    halved = tiny.write_lines(home / "halved.jsonl", ['{"text": "the \\ud83d cat"}'])
+    cli("preview", str(halved), "--base", str(home / "base"), exits=2)
+    assert "halved.jsonl, line 1: can't be converted to tokens" in cli.err
+    assert "surrogates not allowed" in cli.err

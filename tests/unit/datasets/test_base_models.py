@@ -160,7 +160,7 @@ def test_a_base_of_the_hub_is_read_at_its_commit(
 
 
 BROKEN: dict[str, tuple[dict[str, Answer], str]] = {
-    "nothing": ({"config.json": Answer(status=404)}, "has no config.json|is an empty folder"),
+    "nothing": ({"config.json": Answer(status=404)}, "has no config.json|is a folder without"),
     "no tokenizer": ({"tokenizer.json": Answer(status=404)}, "has no tokenizer"),
     "a page for everything": ({"config.json": Answer(b"<html>")}, "is not a JSON document"),
     "a private folder": ({"config.json": Answer(status=401)}, "requires credentials"),

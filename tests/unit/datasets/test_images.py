@@ -204,7 +204,7 @@ def huge_png() -> bytes:
 @pytest.mark.parametrize(
     ("files", "fault"),
     [
-        ({}, "is an empty folder"),
+        ({}, "is a folder without"),
         ({"1.png": picture()}, "1.png: is not in a class folder"),
         ({"cat/1.png": picture()}, "has only one class, the folder 'cat', but needs two"),
         (TWO | {"dog/2.png": picture()[:40]}, "dog/2.png: is not a readable image"),

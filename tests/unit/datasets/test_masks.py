@@ -126,7 +126,7 @@ BIG = {"images/1.png": picture(0, size=(64, 64)), "masks/1.png": noise("png")}
 @pytest.mark.parametrize(
     ("files", "fault"),
     [
-        ({}, "is an empty folder"),
+        ({}, "is a folder without"),
         (
             TWO | {"images/3.png": picture()},
             "images/3.png: has no mask: masks/3.png does not exist",

@@ -118,7 +118,7 @@ def test_empty_text(tmp_path: Path, policy: DataPolicy) -> None:
     with pytest.raises(DataError, match=r"a\.txt: is an empty file"):
         read(write(tmp_path / "a.txt", b""), policy)
     (tmp_path / "set").mkdir()
-    with pytest.raises(DataError, match=r"is an empty folder: it has no \.txt files"):
+    with pytest.raises(DataError, match=r"is a folder without \.txt files"):
         read(tmp_path / "set", policy)
 
 

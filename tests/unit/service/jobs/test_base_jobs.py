@@ -75,7 +75,8 @@ async def test_a_licence_applies_to_results_of_fine_tuning(
     """Also to results of results, when the first job has been deleted."""
     path = tmp_path / "models.yaml"
     guarded = {"name": "guarded", "base": "file:///base", "licence": "CL", "must_accept": True}
-    path.write_text(json.dumps({"models": [guarded]}))
+    free = {"name": "free", "base": "file:///free", "licence": "MIT"}
+    path.write_text(json.dumps({"models": [free, guarded]}))
     service.jobs.models = ModelsFile(path)
 
     async def tuned_from(base: str) -> str:
@@ -85,10 +86,13 @@ async def test_a_licence_applies_to_results_of_fine_tuning(
 
     first = await tuned_from("guarded")
     for _ in range(2):
-        with pytest.raises(LicenceNotAccepted, match="is a result of fine-tuning this model"):
+        with pytest.raises(LicenceNotAccepted, match="are a result of fine-tuning this model"):
             await service.submit(**tuning(f"job://{first}"))
         with pytest.raises(LicenceNotAccepted):
             await service.submit(**tuning("file:///other", init_from={"job": first}))
+        for base in ("free", "file:///free"):  # a model that requires no licence itself
+            with pytest.raises(LicenceNotAccepted, match="model 'guarded' requires"):
+                await service.submit(**tuning(base, init_from={"job": first}))
         second = await tuned_from(f"job://{first}")
         model = (await service.jobs.get(second)).spec["model"]
         assert (model["base"], model["accept_licence"]) == (f"job://{first}", "CL")
@@ -107,7 +111,7 @@ async def test_a_licence_applies_to_results_from_before_the_catalogue(
     guarded = {"name": "guarded", "base": "file:///base", "licence": "CL", "must_accept": True}
     path.write_text(json.dumps({"models": [guarded]}))
     service.jobs.models = ModelsFile(path)
-    with pytest.raises(LicenceNotAccepted, match="is a result of fine-tuning this model"):
+    with pytest.raises(LicenceNotAccepted, match="are a result of fine-tuning this model"):
         await service.submit(**tuning(f"job://{first}"))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dray.spec import JobSpec
+from ray_workers.shared.memory_limit import human
 from service.cluster.port import ClusterSnapshot
 from service.domain.errors import OutOfMemory
 from service.nodes import node_table
@@ -43,6 +44,22 @@ def see_nodes(service: Service, nodes: Sequence[tuple[float, int | None]]) -> No
     )
     seen = ClusterSnapshot("session-1", "ray://x", "http://dash", False, found)
     service.database.write_sync(lambda s: node_table.store(s, seen, None, service.now))
+
+
+@ON_SQLITE
+async def test_only_nodes_that_can_have_a_worker_are_counted(service: Service) -> None:
+    spec = copied(resources={"num_workers": 2, "gpus_per_worker": 1})
+    needed = copies_bytes(spec, shapes_of(spec))
+    gpus = [
+        cluster_node(f"gpu-{n}", {"CPU": 4.0, "GPU": 1.0}, memory_bytes=needed) for n in range(2)
+    ]
+    large = cluster_node("head", {"CPU": 64.0}, memory_bytes=64 * needed)
+    seen = ClusterSnapshot("session-1", "ray://x", "http://dash", False, (large, *gpus))
+    service.database.write_sync(lambda s: node_table.store(s, seen, None, service.now))
+    with pytest.raises(OutOfMemory) as refused:
+        await service.jobs.submit(spec)
+    sizes = f"({human(needed / 2)} on the largest node, {human(needed)} on all nodes that"
+    assert sizes in refused.value.message
 
 
 async def test_a_job_whose_copies_fit_on_no_node_is_refused_and_nothing_is_stored(
@@ -102,7 +119,7 @@ def test_copies_are_in_the_memory_of_the_host_and_not_of_the_gpu() -> None:
 @ON_SQLITE
 async def test_any_job_is_refused_exactly_if_its_workers_have_no_place(service: Service) -> None:
     draw = random.Random(44)
-    verdicts = set()
+    verdicts, proposed = set(), set()
     for _ in range(40):
         num_workers = draw.choice([2, 3, 4])
         copies = draw.randrange(1, num_workers)
@@ -121,9 +138,14 @@ async def test_any_job_is_refused_exactly_if_its_workers_have_no_place(service: 
                 cpus, memory, places = cpus - 1, memory - 2 * needed, places + 1
         try:
             await service.jobs.submit(spec)
-        except OutOfMemory:
+        except OutOfMemory as refused:
             assert places < num_workers, nodes
+            if "copies to" in str(refused.hint):  # the proposed number is accepted
+                fewer = int(str(refused.hint).rpartition(" ")[2])
+                await service.jobs.submit(copied(num_workers, fewer))
+                proposed.add(fewer)
         else:
             assert places >= num_workers, nodes
         verdicts.add(places >= num_workers)
     assert verdicts == {True, False}
+    assert proposed
