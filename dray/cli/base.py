@@ -35,7 +35,7 @@ ORDER = (
     *("compare", "annotate", "experiment"),
     *(
         "sweep",
-        "models",
+        "model",
         "plan",
         "schema",
         "cluster",
