@@ -124,15 +124,11 @@ class Runs:
         with self._creating:
             with contextlib.suppress(MlflowException):  # if it does not exist, the next call fails
                 self._client.create_registered_model(name)
-            quoted = name.replace("'", "''")
-            found = next(
-                (
-                    one
-                    for one in self._client.search_model_versions(f"name = '{quoted}'")
-                    if one.tags.get(VERSION_TAG) == str(version)
-                ),
-                None,
-            ) or self._client.create_model_version(
+            # Searched by the run, because MLflow's filters can't contain every name.
+            known = self._client.search_model_versions(f"run_id = '{run_id}'")
+            tagged = (one for one in known if one.tags.get(VERSION_TAG) == str(version))
+            found = next((one for one in tagged if one.name == name), None)
+            found = found or self._client.create_model_version(
                 name,
                 f"runs:/{run_id}/",
                 run_id,
@@ -141,8 +137,8 @@ class Runs:
         self._client.update_model_version(name, found.version, card)
         for alias in aliases:
             self._client.set_registered_model_alias(name, alias, found.version)
-        known = self._client.get_model_version(name, found.version).aliases
-        for alias in set(known) - set(aliases):
+        others = set(self._client.get_model_version(name, found.version).aliases) - set(aliases)
+        for alias in others:
             self._client.delete_registered_model_alias(name, alias)
 
 
