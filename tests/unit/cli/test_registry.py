@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 import dray
@@ -112,3 +114,64 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     (folder / "tokens").write_text("\n".join(lines))
     with serving(folder / "home", tokens_file=folder / "tokens") as server:
         yield server
+
+
+def test_others_read_but_do_not_change_a_model(guarded: LiveServer) -> None:
+    def ask(user: str, method: str, path: str, **body: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {TOKENS[user]}"}
+        return guarded.ask(method, f"/v1/models{path}", headers=headers, json=body or None)
+
+    headers = {"Authorization": f"Bearer {TOKENS['ann']}"}
+    document = {"recipe": "image_classification"}
+    job_id = guarded.ask("POST", "/v1/jobs", json=document, headers=headers).json()["id"]
+    guarded.train(job_id, guarded.artifact(job_id, "model.bin", b"abc"))
+    guarded.succeed(job_id)
+    assert ask("ann", "POST", "", name="ours", job=job_id).status_code == 201
+    assert ask("ann", "POST", "", name="ours", job=job_id).status_code == 200
+    assert ask("bob", "GET", "/ours/versions/1").json()["created_by"] == "ann"
+    for method, path, body in [
+        ("POST", "", {"name": "OURS", "job": job_id}),
+        ("PUT", "/ours/aliases/best", {"version": 1}),
+        ("DELETE", "/ours/aliases/best", {}),
+        ("PATCH", "/ours/versions/1", {"card": "x"}),
+        ("DELETE", "/ours/versions/1", {}),
+        ("DELETE", "/ours", {}),
+    ]:
+        answer = ask("bob", method, path, **body)
+        assert (answer.status_code, answer.json()["code"]) == (403, "forbidden"), (method, path)
+    for method, path, body, status in [
+        ("PUT", "/ours/aliases/best", {"version": 2}, 404),
+        ("PUT", "/ours/aliases/Best", {"version": 1}, 422),
+        ("PUT", "/ours/aliases/best", {"version": 10**30}, 422),
+        ("PUT", "/ours/aliases/best", {"version": True}, 422),
+        ("GET", "/ours/versions/99999999999999999999", {}, 404),
+        ("GET", "/none", {}, 404),
+        ("DELETE", "/ours/versions/latest", {}, 422),
+        ("POST", "", {"name": "a/b", "job": job_id}, 422),
+        ("POST", "", {"name": "x", "job": job_id, "aliases": ["3"]}, 422),
+        ("GET", "?cursor=x", {}, 422),
+    ]:
+        answer = ask("ann", method, path, **body)
+        assert answer.status_code == status, (method, path, answer.text)
+    assert ask("root", "PUT", "/ours/aliases/best", version=1).status_code == 200
+    moves = ask("bob", "GET", "/ours/moves").json()["items"]
+    assert [one["moved_by"] for one in moves] == ["root"]
+    assert [one["name"] for one in ask("bob", "GET", "").json()["items"]] == ["ours"]
+
+
+def test_a_registered_result_is_loaded(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAY_URL", server.url)
+    job_id = done(server)
+    with dray.Client(server.url) as client:
+        client.register_model("loaded", job_id, aliases=["production"])
+        client.register_model("loaded", job_id, step=10, aliases=["half"])
+
+    def read(folder: str, *, device: str) -> tuple[bytes, str]:
+        return Path(folder, "model.safetensors").read_bytes(), device
+
+    monkeypatch.setattr("ray_workers.recipes.load", read)
+    assert dray.load("model://loaded@production", device="meta") == (b"weights", "meta")
+    with pytest.raises(ValueError, match="model://loaded@2 is a checkpoint"):
+        dray.load("model://loaded@half")
+    with pytest.raises(errors.ModelVersionNotFound):
+        dray.load("model://loaded@7")
