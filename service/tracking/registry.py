@@ -6,12 +6,10 @@ version, and admins may add versions, change cards, move aliases and delete.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy.orm import Session
 
@@ -29,7 +27,6 @@ from service.db.models import (
     ModelVersionRow,
 )
 from service.db.repositories import attempts as attempts_repository
-from service.db.repositories import jobs as jobs_repository
 from service.db.repositories.catalog import mlflow_exports
 from service.db.repositories.catalog import registry as repository
 from service.db.session import Database, touch
@@ -47,11 +44,11 @@ from service.domain.errors import (
 )
 from service.jobs.service import found
 from service.schedules.service import Caller
-from service.storage.storage import BadKey, Storage, in_storage_thread
+from service.storage.storage import Storage, in_storage_thread
+from service.tracking import origins
 
 logger = logging.getLogger(__name__)
 
-MAX_PARENTS: Final = 20
 MAX_ALIASES: Final = 100
 """Maximum number of aliases of a model."""
 _MODELS, _VERSIONS, _MOVES = "models", "model versions", "alias moves"
@@ -172,7 +169,9 @@ class Registry:
             model, row = _found_version(session, name, version)
             view = _version(model, row, _aliases_by_version(session, model))
             job = found(session, row.job_id)
-            return view.model_copy(update={"card": row.card, "lineage": _lineage(session, job)})
+            return view.model_copy(
+                update={"card": row.card, "lineage": origins.lineage(session, job)}
+            )
 
         view = await self._database.read(work)
         try:
@@ -315,29 +314,7 @@ class Registry:
             return catalog.at_step(session, job_id, step)
 
         rows = await self._database.read(work)
-        return await in_storage_thread(_checked_files, self._storage, rows)
-
-
-def _checked_files(
-    storage: Storage, rows: Sequence[ArtifactRow] | CheckpointRow
-) -> list[views.ModelFile]:
-    """Return the files, and whether the storage has them. Blocking."""
-    files: list[tuple[str, str, int, str]]
-    if isinstance(rows, CheckpointRow):
-        listed = catalog.files(storage, rows)
-        files = [(f"{rows.url}/{f.path}", f.path, f.size_bytes, f.sha256) for f in listed]
-    else:
-        files = [(row.url, row.path, row.size_bytes, row.sha256) for row in rows]
-    found = []
-    for url, path, size_bytes, sha256 in files:
-        try:
-            missing = storage.size_bytes(storage.key_of(url)) != size_bytes
-        except (BadKey, FileNotFoundError):
-            missing = True
-        found.append(
-            views.ModelFile(path=path, size_bytes=size_bytes, sha256=sha256, missing=missing)
-        )
-    return found
+        return await in_storage_thread(origins.checked_files, self._storage, rows)
 
 
 def _registrable(session: Session, job: JobRow, wanted: RegistrationRequest) -> int | None:
@@ -471,37 +448,3 @@ def _moved(row: AliasMoveRow) -> views.AliasMove:
         moved_at=row.moved_at,
         moved_by=row.moved_by,
     )
-
-
-def _lineage(session: Session, job: JobRow) -> views.ModelLineage:
-    document: dict[str, Any] = job.spec
-    data = document.get("data") or {}
-    sources = data.get("sources") or ([data] if data.get("source") else [])
-    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
-    return views.ModelLineage(
-        job_name=job.name,
-        owner=job.owner,
-        recipe=document.get("recipe"),
-        base=(document.get("model") or {}).get("base"),
-        data=[one["source"] for one in sources],
-        data_sha256=data.get("sha256"),
-        document_sha256=hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(),
-        parents=_parents(session, job),
-    )
-
-
-def _parents(session: Session, job: JobRow | None) -> list[views.ModelParent]:
-    found: list[views.ModelParent] = []
-    while job is not None and job.init_from_job is not None and len(found) < MAX_PARENTS:
-        origin = job.init_from or {}
-        asked = job.spec.get("init_from") or {}
-        model = asked.get("model") or (job.spec.get("model") or {}).get("registered")
-        parent = jobs_repository.get(session, job.init_from_job)
-        exists = parent is not None and parent.deleted_at is None
-        found.append(
-            views.ModelParent(
-                job_id=job.init_from_job, step=origin.get("step"), model=model, exists=exists
-            )
-        )
-        job = parent
-    return found
