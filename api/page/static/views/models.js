@@ -15,6 +15,8 @@ const EVERY_MS = 10000;
 const PAGE = 50;
 // The draft of the view that submits jobs.
 const DRAFT = 'dray.draft';
+// Links within a text must differ from it in more than the colour.
+const IN_TEXT = { textDecoration: 'underline' };
 
 const pathOf = (name) => `v1/models/${encodeURIComponent(name)}`;
 const Time = ({ at }) => html`<span title=${exactly(at)}>${clock(at)}</span>`;
@@ -90,13 +92,13 @@ function Version({ name, number }) {
   return html`<div class="card"><h2>Version ${data.version} <${Labels} names=${data.aliases} /></h2>
     <p class="buttons">${lineage.recipe && html`<button class="primary" disabled=${busy} onClick=${use}>Use this</button>`}<code>${data.reference}</code><${Copy} text=${data.reference} /></p>
     <${Failure} error=${failed ?? error} />
-    <dl class="facts"><${Fact} name="Job"><a href=${toJob(data.job_id)}>${lineage.job_name}</a>${data.step === null ? ', its result' : `, step ${whole(data.step)}`}<//>
+    <dl class="facts"><${Fact} name="Job"><a href=${toJob(data.job_id)} style=${IN_TEXT}>${lineage.job_name}</a>${data.step === null ? ', its result' : `, step ${whole(data.step)}`}<//>
       <${Fact} name="Owner of the job">${lineage.owner}<//>
       ${lineage.recipe && html`<${Fact} name="Recipe">${lineage.recipe}<//>`}
       ${lineage.base && html`<${Fact} name="Base">${lineage.base}<//>`}
       ${lineage.data.length > 0 && html`<${Fact} name="Data" title=${lineage.data_sha256 ?? undefined}>${lineage.data.join(', ')}<//>`}
       <${Fact} name="Hash of the document" title=${lineage.document_sha256}>${lineage.document_sha256.slice(0, 12)}<//></dl>
-    ${lineage.parents.length > 0 && html`<h3>Started from</h3><ol>${lineage.parents.map((one) => html`<li key=${one.job_id}>${one.model ? html`<${ToVersion} reference=${one.model} /> (` : ''}${one.exists ? html`<a href=${toJob(one.job_id)}>${one.job_id}</a>` : `${one.job_id}, deleted`}${one.step === null ? '' : `, step ${whole(one.step)}`}${one.model ? ')' : ''}</li>`)}</ol>`}
+    ${lineage.parents.length > 0 && html`<h3>Started from</h3><ol>${lineage.parents.map((one) => html`<li key=${one.job_id}>${one.model ? html`<${ToVersion} reference=${one.model} /> (` : ''}${one.exists ? html`<a href=${toJob(one.job_id)} style=${IN_TEXT}>${one.job_id}</a>` : `${one.job_id}, deleted`}${one.step === null ? '' : `, step ${whole(one.step)}`}${one.model ? ')' : ''}</li>`)}</ol>`}
     ${data.card && html`<h3>Card</h3><div class="notes" tabindex="0" role="region" aria-label="Card">${card}</div>`}
     <h3>Files</h3><table><thead><tr><th>Path</th><th class="num">Size</th><th>SHA-256</th></tr></thead>
       <tbody>${data.files.map((one) => html`<tr key=${one.path}><td><code>${one.path}</code>${one.missing && html` <strong>missing from the storage</strong>`}</td><td class="num">${bytes(one.size_bytes)}</td><td title=${one.sha256}><code>${one.sha256.slice(0, 12)}</code></td></tr>`)}</tbody></table>
@@ -105,7 +107,7 @@ function Version({ name, number }) {
 
 function ToVersion({ reference }) {
   const [, name, version] = /^model:\/\/(.+)@(\d+)$/.exec(reference) ?? [null, reference, ''];
-  return html`<a href=${link(['models', name], { version })}>${name}@${version}</a>`;
+  return html`<a href=${link(['models', name], { version })} style=${IN_TEXT}>${name}@${version}</a>`;
 }
 
 function Moves({ name }) {
