@@ -16,6 +16,7 @@ from dray._async.cluster import ClusterCalls
 from dray._async.downloads import DownloadCalls
 from dray._async.federation import FederationCalls
 from dray._async.jobs import ArrayCalls, JobCalls
+from dray._async.registry import RegistryCalls
 from dray._async.reports import ReportCalls
 from dray._async.reservations import ReservationCalls
 from dray._async.schedules import ScheduleCalls
@@ -36,6 +37,7 @@ class AsyncClient(
     ArrayCalls,
     BulkCalls,
     FederationCalls,
+    RegistryCalls,
     DownloadCalls,
     ClusterCalls,
     ReservationCalls,

@@ -17,6 +17,7 @@ from dray._sync.cluster import ClusterCalls
 from dray._sync.downloads import DownloadCalls
 from dray._sync.federation import FederationCalls
 from dray._sync.jobs import ArrayCalls, JobCalls
+from dray._sync.registry import RegistryCalls
 from dray._sync.reports import ReportCalls
 from dray._sync.reservations import ReservationCalls
 from dray._sync.schedules import ScheduleCalls
@@ -36,6 +37,7 @@ class Client(
     ArrayCalls,
     BulkCalls,
     FederationCalls,
+    RegistryCalls,
     DownloadCalls,
     ClusterCalls,
     ReservationCalls,

@@ -279,7 +279,11 @@ class FileNotFound(NotFound, code="file_not_found"):
 
 
 class ModelNotFound(NotFound, code="model_not_found"):
-    """The catalogue has no model with this name."""
+    """The catalogue or the registry has no model with this name."""
+
+
+class ModelVersionNotFound(NotFound, code="model_version_not_found"):
+    """The model has no version with this number, or no such alias."""
 
 
 class QueueNotFound(NotFound, code="queue_not_found"):
@@ -387,7 +391,16 @@ class QueueInUse(Conflict, code="queue_in_use"):
 
 
 class CheckpointInUse(Conflict, code="checkpoint_in_use"):
-    """The job can't be deleted, because an unfinished job starts from one of its checkpoints."""
+    """The job can't be deleted, because an unfinished job starts from one of its checkpoints, or
+    because its result or a checkpoint is a version of a registered model."""
+
+
+class AliasMoved(Conflict, code="alias_moved"):
+    """The alias does not refer to the version in `from_version`, so it was not moved."""
+
+
+class VersionInUse(Conflict, code="version_in_use"):
+    """The version can't be deleted, because an alias refers to it."""
 
 
 class NotConfirmed(Conflict, code="not_confirmed"):

@@ -50,7 +50,7 @@ def _refuse_unreadable(spec: JobSpec) -> None:
         raise SpecError(
             f"is the name {model.base!r} in the server's catalogue, which is not read here",
             pointer="/model/base",
-            hint=f"give the address that `dray models {model.base}` shows",
+            hint=f"give the address that `dray model bases {model.base}` shows",
         )
     if (job := base_files.job_of(model.base)) is not None:
         raise SpecError(

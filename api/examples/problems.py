@@ -299,15 +299,15 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": "the model 'llama-8b' requires that you accept its licence, 'Llama 3.1 Community "
         "License'",
         "pointer": "/model/accept_licence",
-        "hint": "read it with `dray models llama-8b`, and set model.accept_licence to true",
+        "hint": "read it with `dray model bases llama-8b`, and set model.accept_licence to true",
     },
     "file_not_found": {
         "detail": "there is no file file-01krt2jv8h5z8dxqk9n3s7p4vw",
         "pointer": "/training_file",
     },
     "model_not_found": {
-        "detail": "the catalogue has no model 'llama'",
-        "hint": "GET /v1/models lists the models",
+        "detail": "there is no model 'digits'",
+        "hint": "`dray model ls` lists the models",
     },
     "init_from_not_found": {
         "detail": f"the job {OTHER_ID} has no checkpoint at step 7",

@@ -67,6 +67,14 @@ REQUESTS: Mapping[str, Mapping[str, Any]] = {
     },
     "ScheduleChangeRequest": {"cron": "30 2 * * MON-FRI", "paused": False},
     "DownloadRequest": {"checkpoint": {"step": 50, "path": "model.safetensors"}},
+    "RegistrationRequest": {
+        "name": "digits",
+        "job": OTHER_ID,
+        "card": "Recognizes handwritten digits.",
+        "aliases": ["production"],
+    },
+    "AliasRequest": {"version": 3, "from_version": 2},
+    "CardRequest": {"card": "Recognizes handwritten digits of 8 x 8 pixels."},
     "CodeRequest": {
         "files": [{"path": "train.py", "size_bytes": 4, "is_executable": False, "parts": [SHA256]}]
     },

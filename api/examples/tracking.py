@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from api.examples.parts import COST, JOB, JOB_ID, OTHER_ID, STEPPED
+from api.examples.parts import COST, JOB, JOB_ID, OTHER_ID, SHA256, STEPPED
 
 EXPERIMENT: Mapping[str, Any] = {
     "name": "digits",
@@ -73,6 +73,26 @@ COMPARISON: Mapping[str, Any] = {
     "metrics": [
         {"key": "val/accuracy", "values": [final(0.91), final(0.93)], "changes": [0.0, 0.02]}
     ],
+}
+
+
+MODEL: Mapping[str, Any] = {
+    "name": "digits",
+    "owner": "ann",
+    "num_versions": 2,
+    "latest_version": 3,
+    "aliases": {"production": 3},
+    "created_at": STEPPED,
+}
+VERSION: Mapping[str, Any] = {
+    "model": "digits",
+    "version": 3,
+    "reference": "model://digits@3",
+    "job_id": OTHER_ID,
+    "step": None,
+    "aliases": ["production"],
+    "created_at": STEPPED,
+    "created_by": "ann",
 }
 
 
@@ -147,6 +167,45 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
                 "greatest_job": JOB_ID,
             }
         ],
+    },
+    "RegisteredModel": MODEL,
+    "RegisteredModelPage": {"items": [MODEL], "next_cursor": None},
+    "ModelVersionPage": {"items": [VERSION], "next_cursor": None},
+    "ModelVersion": {
+        **VERSION,
+        "card": "Recognizes handwritten digits.",
+        "lineage": {
+            "job_name": "digits",
+            "owner": "ann",
+            "recipe": "image_classification",
+            "base": None,
+            "data": ["sklearn://digits"],
+            "data_sha256": None,
+            "document_sha256": SHA256,
+            "parents": [
+                {"job_id": JOB_ID, "step": 60, "model": "model://digits@1", "exists": True}
+            ],
+        },
+        "files": [
+            {
+                "path": "model.safetensors",
+                "size_bytes": 116_948,
+                "sha256": SHA256,
+                "missing": False,
+            }
+        ],
+    },
+    "AliasMovePage": {
+        "items": [
+            {
+                "alias": "production",
+                "from_version": 1,
+                "to_version": 3,
+                "moved_at": STEPPED,
+                "moved_by": "ann",
+            }
+        ],
+        "next_cursor": None,
     },
     "Annotations": {
         "tags": ["good"],

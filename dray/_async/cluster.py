@@ -19,14 +19,16 @@ CHECK_PERIOD_S = 0.5
 
 
 class ClusterCalls(Calls):
-    async def models(self) -> list[views.CatalogueEntry]:
+    async def base_models(self) -> list[views.CatalogueEntry]:
         """Return the base models for fine-tuning in the server's catalogue."""
-        return await self._list(views.CataloguePage, "/v1/models")
+        return await self._list(views.CataloguePage, "/v1/base-models")
 
-    async def model(self, name: str) -> views.CatalogueEntry:
+    async def base_model(self, name: str) -> views.CatalogueEntry:
         """Return a base model of the catalogue with the text of its licence. Raises
         ModelNotFound."""
-        return await self._read(views.CatalogueEntry, Call("GET", f"/v1/models/{segment(name)}"))
+        return await self._read(
+            views.CatalogueEntry, Call("GET", f"/v1/base-models/{segment(name)}")
+        )
 
     async def queues(self) -> list[views.Queue]:
         """Return all queues sorted by name, with their rules and the jobs in them."""

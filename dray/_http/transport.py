@@ -80,6 +80,7 @@ class Call:
             self.method != "POST"
             or "Idempotency-Key" in self.headers
             or self.path.endswith(("/cancel", "/preempt", "/code", "/code/parts", "/update"))
+            or self.path == "/v1/models"
         )
 
 

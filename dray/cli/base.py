@@ -35,7 +35,7 @@ ORDER = (
     *("compare", "annotate", "experiment", "views"),
     *(
         "sweep",
-        "models",
+        "model",
         "plan",
         "preview",
         "schema",

@@ -3,11 +3,11 @@ the checkpoint of another job from which it starts."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
-from dray.spec.fields import MAX_STEPS, Document, Int, MetricName
+from dray.spec.fields import MAX_STEPS, Document, Int, MetricName, ModelVersion
 
 
 class InMemory(Document):
@@ -41,11 +41,25 @@ class Checkpoint(Document):
     other metrics are maximised."""
 
 
-class InitFrom(Document):
-    """Start from another job's checkpoint."""
+def of_model(given: Any) -> Any:
+    """Expand the short form of `init_from`, a version of a registered model."""
+    return {"model": given} if isinstance(given, str) else given
 
-    job: Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^job-[0-9a-z]+$")]
-    """Id of the other job."""
+
+class InitFrom(Document):
+    """Start from another job's checkpoint, or from a version of a registered model. The version
+    alone, such as `model://digits@3`, is a short form."""
+
+    job: (
+        Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^job-[0-9a-z]+$")]
+        | None
+    ) = None
+    """Id of the other job. If `model` is set, the server sets this field and `step`."""
+    model: ModelVersion | None = None
+    """A version of a registered model: `model://NAME@VERSION` or `model://NAME@ALIAS`. An alias is
+    replaced with the number of its version when this job is submitted, so that moving the alias
+    later has no effect on this job. If the version is the result of a job, this job starts from the
+    newest checkpoint of that job."""
     step: Literal["latest", "best"] | Annotated[Int, Field(ge=0, le=MAX_STEPS)] = "latest"
     """Step of the checkpoint. `latest` and `best` are resolved when this job is submitted; `best`
     is the best checkpoint according to the other job's `checkpoint.best`."""
@@ -54,6 +68,12 @@ class InitFrom(Document):
     everything: training continues from that step as if the checkpoint were the job's own, with the
     checkpoint's optimizer state and position in the data. The two jobs can differ in the number of
     workers and the division of the model."""
+
+    @model_validator(mode="after")
+    def _names_a_checkpoint(self) -> Self:
+        if self.job is None and self.model is None:
+            raise ValueError("needs job or model: name the job or the version to start from")
+        return self
 
 
 class Check(Document):

@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from dray.input import units
+from dray.input import model_names, units
 from dray.input.names import unfit
 
 MAX_STEPS = 10**12
@@ -89,6 +89,12 @@ UserName = Annotated[str, StringConstraints(pattern=f"^{USER_NAME}$")]
 MetricName = Annotated[
     str, StringConstraints(max_length=128, pattern=r"^val/[a-z0-9_]+(/[a-z0-9_]+)*$")
 ]
+ModelVersion = Annotated[
+    str,
+    StringConstraints(pattern=model_names.REFERENCE),
+    AfterValidator(model_names.checked_reference),
+]
+"""A version of a registered model: `model://NAME@VERSION` or `model://NAME@ALIAS`."""
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 CODE_ID_PATTERN = "^code-[0-9a-f]{32}$"
 CodeId = Annotated[str, StringConstraints(pattern=CODE_ID_PATTERN)]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, StrictBool, model_validator
 
-from dray.spec.checkpoint import Check, Checkpoint, InitFrom
+from dray.spec.checkpoint import Check, Checkpoint, InitFrom, of_model
 from dray.spec.checks import copies, division, fine_tuning, group, training
 from dray.spec.federated import job_checks
 from dray.spec.federated.document import Federated
@@ -19,6 +19,7 @@ from dray.spec.fields import (
     Int,
     LabelKey,
     LabelValue,
+    ModelVersion,
     Name,
     QueueName,
     ReservationName,
@@ -98,7 +99,10 @@ class JobSpec(Document):
     elastic: Elastic | None = None
     """Limits within which the group can change its size. If unset, the size is fixed."""
     checkpoint: Checkpoint = Checkpoint()
-    init_from: InitFrom | None = None
+    init_from: Annotated[
+        InitFrom | None,
+        BeforeValidator(of_model, json_schema_input_type=InitFrom | ModelVersion | None),
+    ] = None
     environment: Environment | None = None
     """Packages and environment variables for the ranks, in addition to what their nodes provide."""
     check: Check | None = None

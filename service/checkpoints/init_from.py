@@ -57,6 +57,7 @@ def resolve(session: Session, spec: JobSpec) -> InitFromCheckpoint | None:
     asked = spec.init_from
     if asked is None:
         return None
+    assert asked.job is not None, "the server has looked up the version of a registered model"
     job = repository.lock(session, asked.job)
     if job is None or job.deleted_at is not None:
         raise InitFromNotFound(

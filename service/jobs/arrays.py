@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from dray import views
 from dray.spec import JobSpec
 from dray.views import JobState
-from service.checkpoints import init_from
+from service.checkpoints import init_from, registered
 from service.config.settings import Settings
 from service.db.models import JobRow
 from service.db.repositories import events as events_repository
@@ -182,10 +182,14 @@ class Arrays:
                     f"the array {array_id} has jobs that have not ended",
                     hint="cancel the array first, and wait until all of its jobs have ended",
                 )
+            marked = repository.hide(session, array_id, self._database.time(session))
+            # Checked after the rows are locked, because a job could have been submitted, or a
+            # result registered, just before.
             needed = repository.first_needed(session, array_id)
             if needed is not None:
                 init_from.refuse_if_needed(session, needed)
-            hidden.extend(repository.hide(session, array_id, self._database.time(session)))
+            registered.refuse_if_registered(session, marked)
+            hidden.extend(marked)
 
         await self._database.write(hide)
         logger.info("the array %s was deleted by %s", array_id, actor)

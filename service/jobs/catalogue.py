@@ -166,7 +166,7 @@ def _unknown(name: str, catalogue: Catalogue) -> InvalidDocument:
             pointer=AT_BASE,
             hint="give the URL of a folder, such as file:///srv/models/llama",
         )
-    hint = nearest(name, names) or "`dray models` lists the models"
+    hint = nearest(name, names) or "`dray model bases` lists the models"
     shown = ", ".join(names[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")
     return InvalidDocument(
         f"names the model {name!r}, which is not in the catalogue: {shown}",
@@ -186,8 +186,8 @@ def _accepted(model: Pretrained, entry: CatalogueModel, reason: str | None = Non
                 f"the model {entry.name!r} requires that you accept its licence, "
                 f"{entry.licence!r}{applies}",
                 pointer="/model/accept_licence",
-                hint=f"read it with `dray models {entry.name}`, and set model.accept_licence to "
-                "true",
+                hint=f"read it with `dray model bases {entry.name}`, and set model.accept_licence "
+                "to true",
             )
         return False
     if given is not True and given != entry.licence:
@@ -195,7 +195,7 @@ def _accepted(model: Pretrained, entry: CatalogueModel, reason: str | None = Non
             f"accepts the licence {given!r}, but the licence of the model {entry.name!r} is "
             f"{entry.licence!r}{applies}",
             pointer="/model/accept_licence",
-            hint=f"read it with `dray models {entry.name}`, and accept it by its name",
+            hint=f"read it with `dray model bases {entry.name}`, and accept it by its name",
         )
     return entry.licence or False
 

@@ -14,10 +14,11 @@ from functools import partial
 
 from sqlalchemy.orm import Session
 
-from service.checkpoints import init_from
+from service.checkpoints import init_from, registered
 from service.db.models import JobRow
 from service.db.repositories import jobs as repository
 from service.db.repositories.bulk import CHUNK, in_chunks
+from service.db.repositories.catalog import registry as registry_repository
 from service.db.repositories.submission import arrays as arrays_repository
 from service.db.session import Database
 from service.db.types import storable
@@ -116,8 +117,9 @@ def refusals(
     session: Session, job_ids: Sequence[str], rows: Mapping[str, JobRow]
 ) -> dict[str, DomainError]:
     """Return why jobs can't be deleted: a job does not exist or is being deleted, has not ended, or
-    has a checkpoint from which a live job starts."""
+    has a checkpoint from which a live job starts, or that is a version of a model."""
     needed = repository.needed(session, list(rows))
+    pinned = registry_repository.registered(session, list(rows))
     found: dict[str, DomainError] = {}
     for job_id in job_ids:
         try:
@@ -126,6 +128,8 @@ def refusals(
             _refuse_live(rows[job_id])
             if job_id in needed:
                 init_from.refuse_if_needed(session, job_id)
+            if job_id in pinned:
+                registered.refuse_if_registered(session, [job_id])
         except (NotFound, JobLive, CheckpointInUse) as error:
             found[job_id] = error
     return found

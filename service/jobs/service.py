@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from typing import TypeVar
 
 from sqlalchemy.orm import Session
 
@@ -17,7 +18,7 @@ from dray.requests import PlanRequest
 from dray.spec import JobSpec, Pretrained
 from dray.spec.ordering import After
 from dray.views import JobState
-from service.checkpoints import base_jobs, init_from
+from service.checkpoints import base_jobs, init_from, registered
 from service.code import entrypoints, models
 from service.code.uploads import CodeUploads
 from service.config import node_policies
@@ -62,6 +63,8 @@ from service.sweeps import submitting
 from service.sweeps.submitting import Trials
 
 logger = logging.getLogger(__name__)
+
+S = TypeVar("S", bound=JobSpec)
 
 
 @dataclass(frozen=True)
@@ -219,11 +222,19 @@ class Jobs:
         """Return the plan of a job, without submitting the job. Raises InvalidDocument, and
         NotPlannable if the document lacks information that a plan needs."""
         known = self.models.current() or {}
+        request = await self._with_registered(request)
         return await self._plans.plan(catalogue.resolve(request, known, needs_licence=False))
+
+    async def _with_registered(self, spec: S) -> S:
+        """Return the document with jobs instead of versions of registered models."""
+        if not registered.names_models(spec):
+            return spec
+        return await self._database.read(lambda session: registered.resolve(session, spec))
 
     async def prepare(self, spec: JobSpec, owner: str) -> PreparedDocument:
         """Do the checks of a submission that need no transaction."""
         new_jobs.refuse_functions(spec, self._settings)
+        spec = await self._with_registered(spec)
         ancestors: list[Pretrained] = []
         if job_ids := base_jobs.ancestor_ids(spec):
             ancestors = await self._database.read(lambda s: base_jobs.models_of(s, job_ids))

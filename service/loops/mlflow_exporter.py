@@ -22,7 +22,7 @@ from service.db.repositories.catalog import mlflow_exports as repository
 from service.db.repositories.catalog import tracking
 from service.loops.shared.fencing import LoopDatabase
 from service.loops.shared.timings import LoopTimings
-from service.tracking.mlflow.parts import ArtifactFile, JobPart, next_part
+from service.tracking.mlflow.parts import ArtifactFile, JobPart, next_part, versions_of
 from service.tracking.mlflow.process import MLFLOW_CALLS, MlflowAway, MlflowRefused
 
 logger = logging.getLogger(__name__)
@@ -109,9 +109,10 @@ class MlflowExporter:
         has_more = False
         for job_id in waiting:
             try:
-                if await self._export(job_id):
+                part = await self._export(job_id)
+                if part is not None and part.has_more:
                     has_more = True
-                else:
+                elif part is None or not part.is_over:
                     self._seen[job_id] = now[job_id]
                 self.is_away, self._num_failures = False, 0
             except Exception as error:  # the cause can also be an error in this job's data
@@ -120,11 +121,11 @@ class MlflowExporter:
                 break
         return has_more
 
-    async def _export(self, job_id: str) -> bool:
-        """Export the next part of the job. Returns whether the job has more data to export."""
+    async def _export(self, job_id: str) -> JobPart | None:
+        """Export and return the next part of the job; None if the job no longer exists."""
         part = await self._database.read(lambda s, _: next_part(s, job_id))
         if part is None:
-            return False
+            return None
         run_id = part.run_id
         if run_id is None:
             run_id = await self._call("begin", *astuple(part.run))
@@ -139,11 +140,11 @@ class MlflowExporter:
         if refused is not None:
             raise refused
         await self._database.write(lambda s, _: _note_part(s, job_id, part))
-        return part.has_more
+        return part
 
     async def _add_files(self, job_id: str, run_id: str, part: JobPart) -> MlflowRefused | None:
-        """Upload the artifacts and describe the model. Returns the last refusal. A refusal delays
-        neither the other files nor the job's status."""
+        """Upload the artifacts, describe the model and register its versions. Returns the last
+        refusal. A refusal delays neither the other files nor the job's status."""
         refused = None
         for file in part.artifacts:
             try:
@@ -155,6 +156,11 @@ class MlflowExporter:
         if part.model is not None:
             try:
                 await self._call("describe_model", run_id, part.model.url)
+            except MlflowRefused as error:
+                refused = error
+        for version in part.versions:
+            try:
+                await self._call("register", run_id, *astuple(version))
             except MlflowRefused as error:
                 refused = error
         return refused
@@ -207,6 +213,7 @@ def _note_part(session: Session, job_id: str, part: JobPart) -> None:
         row.failures, row.not_before, row.problem = 0, None, None
         annotation = tracking.annotation(session, job_id)
         is_current = part.revision == (0 if annotation is None else annotation.revision)
+        is_current = is_current and part.versions == versions_of(session, job_id)
         row.is_complete = part.completes and is_current
 
 

@@ -9,6 +9,7 @@ import pytest
 from tests.marks import IN_BROWSER, SOAK
 from tests.page.conftest import TOKEN, Watched
 from tests.page.site import Site
+from tests.page.test_models import registered
 from tests.unit.api.serving import LiveServer
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ SERIOUS = ("serious", "critical")
 def places(site: Site, server: LiveServer) -> list[tuple[str, str]]:
     """Each view with a selector of an element that exists once everything is shown."""
     job = f"jobs/{site.everything(6)}"
+    registered(server, "digits")
 
     def ids(query: str) -> list[str]:
         headers = {"Authorization": f"Bearer {TOKEN}"}
@@ -41,6 +43,8 @@ def places(site: Site, server: LiveServer) -> list[tuple[str, str]]:
         *((f"jobs/{one}", ".why") for one in ids("text=onerror")),
         ("cluster", ".forecast .when"),
         ("submit", ".verdict.right"),
+        ("models", "tbody tr"),
+        ("models/digits", ".notes"),
         (f"compare?jobs={','.join(baselines)}", ".panel .plot"),
         (f"compare?sweep={ids('text=digits-sweep')[0]}", ".lines svg"),
         (f"compare?jobs={','.join(baselines)}&group=name&x=samples&smooth=0.5", ".panel .plot"),

@@ -15,8 +15,9 @@ const later = {
   cluster: () => import('./views/cluster.js').then((module) => module.ClusterPage),
   submit: () => import('./views/submit.js').then((module) => module.SubmitPage),
   compare: () => import('./views/compare.js').then((module) => module.ComparePage),
+  models: () => import('./views/models.js').then((module) => module.ModelsPage),
 };
-const PLACES = [['jobs', 'Jobs'], ['cluster', 'Cluster'], ['submit', 'Submit']];
+const PLACES = [['jobs', 'Jobs'], ['models', 'Models'], ['cluster', 'Cluster'], ['submit', 'Submit']];
 const TITLES = { ...Object.fromEntries(PLACES), compare: 'Compare' };
 
 function placeOf([first, second]) {

@@ -83,7 +83,7 @@ def _with_address(document: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(base, str) or ":" in base or "/" in base:
         return document
     with connect() as client:
-        entry = client.model(base)
+        entry = client.base_model(base)
     if entry.has_chat_template:
         raise SpecError(
             f"is {base!r}, whose chat template the catalogue replaces, so the job would see other "

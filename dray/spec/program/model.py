@@ -17,7 +17,16 @@ from pydantic import (
     model_validator,
 )
 
-from dray.spec.fields import CodeId, Document, Int, Number, PlainText, Sha256, a_number
+from dray.spec.fields import (
+    CodeId,
+    Document,
+    Int,
+    ModelVersion,
+    Number,
+    PlainText,
+    Sha256,
+    a_number,
+)
 from dray.spec.training.data import OF_A_URL, CredentialsName, SourceUrl, base_url
 
 Dropout = Annotated[Number, Field(ge=0.0, lt=1.0)]
@@ -232,11 +241,14 @@ class Pretrained(Document):
     name: Literal["pretrained"] = "pretrained"
     """Selects this model."""
     base: BaseAddress
-    """Name of a model in the server's catalogue (`dray models` lists them), which has no colon; or
-    the URL of a folder with `config.json`, weights as safetensors, and a tokenizer: `file:///path`,
-    which must be readable on every node, `s3://bucket/prefix`, `https://host/path`,
-    `hf://org/name@COMMIT` for a model on Hugging Face's hub, or `job://ID` for the result of
-    another job that has succeeded."""
+    """Name of a model in the server's catalogue (`dray model bases` lists them), which has no
+    colon; or the URL of a folder with `config.json`, weights as safetensors, and a tokenizer:
+    `file:///path`, which must be readable on every node, `s3://bucket/prefix`, `https://host/path`,
+    `hf://org/name@COMMIT` for a model on Hugging Face's hub, `job://ID` for the result of
+    another job that has succeeded, or `model://NAME@VERSION` (or `@ALIAS`) for a registered model,
+    which the server replaces with the address of the job's result."""
+    registered: ModelVersion | None = None
+    """The version of a registered model that `base` named. The server sets this field."""
     catalogue: ModelName | None = None
     """Name of the base in the server's catalogue. The server sets this field, and replaces a name
     in `base` with the model's address."""

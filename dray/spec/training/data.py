@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
+from dray.input import model_names
 from dray.spec.fields import ColumnName, Document, Int, Number, PlainText, Sha256, Size
 from dray.spec.program import base_files
 
@@ -123,10 +124,12 @@ def base_url(value: str) -> str:
         if base_files.job_of(value) is None:
             raise ValueError("must name a job by its id, such as job://job-0abc")
         return value
+    if value.startswith(model_names.SCHEME):
+        return model_names.checked_reference(value)
     if not value.startswith(("file:", "s3:", "http:", "https:")):
         raise ValueError(
             "must be the URL of a folder: file:///path, s3://bucket/prefix, https://host/path, "
-            "hf://org/name@COMMIT or job://ID"
+            "hf://org/name@COMMIT, job://ID or model://NAME@VERSION"
         )
     return source_url(value)
 

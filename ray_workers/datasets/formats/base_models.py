@@ -93,7 +93,7 @@ def _refuse_licensed(sha256: str, policy: DataPolicy, location: str) -> None:
             raise broken(
                 location,
                 f"has the same files as the model {one.name!r} of the server's catalogue, whose "
-                f"licence must be accepted: read it with `dray models {one.name}`, and set "
+                f"licence must be accepted: read it with `dray model bases {one.name}`, and set "
                 f"model.accept_licence to {one.licence!r}",
             )
 

@@ -9,6 +9,7 @@ from service.db.models.federation import *
 from service.db.models.fine_tuning import *
 from service.db.models.jobs import *
 from service.db.models.queues import *
+from service.db.models.registry import *
 from service.db.models.reports import *
 from service.db.models.reservations import *
 from service.db.models.schedules import *

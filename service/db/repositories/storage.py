@@ -15,6 +15,7 @@ from service.db.models import (
     DownloadLinkRow,
     JobRow,
     LogChunkRow,
+    ModelVersionRow,
     StorageStateRow,
 )
 
@@ -78,8 +79,14 @@ def finished_beyond(session: Session, project: str, keep: int, limit: int) -> li
 
 def _disposable() -> Select[str, str]:
     return select(JobRow.id, JobRow.project).where(
-        JobRow.finished_at.is_not(None), JobRow.deleted_at.is_(None), ~_needed()
+        JobRow.finished_at.is_not(None), JobRow.deleted_at.is_(None), ~_needed(), ~_registered()
     )
+
+
+def _registered() -> ColumnElement[bool]:
+    """Return a condition that is true if the job's files are a version of a registered model."""
+    version = ModelVersionRow
+    return select(version.version).where(version.job_id == JobRow.id).correlate(JobRow).exists()
 
 
 def _needed() -> ColumnElement[bool]:

@@ -13,6 +13,7 @@ Calls can be repeated, because MLflow stores identical points of a run only once
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import posixpath
@@ -31,7 +32,7 @@ from mlflow.exceptions import MlflowException
 from service.storage.storage import Storage
 from service.tracking.mlflow.models import MLMODEL, mlmodel
 from service.tracking.mlflow.process import MLFLOW_CALLS
-from service.tracking.mlflow.runs import JOB_TAG
+from service.tracking.mlflow.runs import JOB_TAG, VERSION_TAG
 
 MOST_METRICS, MOST_OTHERS = 1000, 100
 """Maximum number of metrics, and of parameters or tags, that MLflow accepts in one request."""
@@ -116,6 +117,29 @@ class Runs:
         """Add the description that MLflow needs to load a recipe's model."""
         config = json.loads(self._storage.read_bytes(self._storage.key_of(config_url)))
         self._client.log_text(run_id, mlmodel(config, run_id), MLMODEL)
+
+    def register(self, run_id: str, name: str, version: int, card: str, aliases: list[str]) -> None:
+        """Register the run as a version of a model, unless it is registered, and set the version's
+        description and aliases. MLflow counts versions itself, so dray's number is a tag."""
+        with self._creating:
+            with contextlib.suppress(MlflowException):  # if it does not exist, the next call fails
+                self._client.create_registered_model(name)
+            # Searched by the run, because MLflow's filters can't contain every name.
+            known = self._client.search_model_versions(f"run_id = '{run_id}'")
+            tagged = (one for one in known if one.tags.get(VERSION_TAG) == str(version))
+            found = next((one for one in tagged if one.name == name), None)
+            found = found or self._client.create_model_version(
+                name,
+                f"runs:/{run_id}/",
+                run_id,
+                tags={VERSION_TAG: str(version)},
+            )
+        self._client.update_model_version(name, found.version, card)
+        for alias in aliases:
+            self._client.set_registered_model_alias(name, alias, found.version)
+        others = set(self._client.get_model_version(name, found.version).aliases) - set(aliases)
+        for alias in others:
+            self._client.delete_registered_model_alias(name, alias)
 
 
 def _in_parts(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

@@ -12,7 +12,7 @@ from service.db.models import ArtifactRow, JobRow, MlflowExportRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as jobs_repository
 from service.db.repositories.catalog import mlflow_exports as repository
-from service.db.repositories.catalog import tracking
+from service.db.repositories.catalog import registry, tracking
 from service.domain.series import Points
 from service.jobs import serializers
 from service.telemetry import metric_reader
@@ -53,6 +53,16 @@ class ArtifactFile:
 
 
 @dataclass(frozen=True)
+class RegisteredVersion:
+    """A version of a registered model that is the result of the job."""
+
+    name: str
+    version: int
+    card: str
+    aliases: list[str]
+
+
+@dataclass(frozen=True)
 class JobPart:
     """The part of a job's data that has not yet been exported to the job's run."""
 
@@ -65,6 +75,7 @@ class JobPart:
     artifacts: list[ArtifactFile]
     model: ArtifactFile | None
     """The file that describes a recipe's model."""
+    versions: list[RegisteredVersion]
     is_changed: bool
     """Whether the status or the tags may have changed since the last part."""
     event_seq: int
@@ -120,6 +131,7 @@ def next_part(session: Session, job_id: str) -> JobPart | None:
         metrics=sorted(metrics, key=lambda metric: metric[3]),
         artifacts=[one for one in found if row.artifacts.get(one.id) != one.sha256],
         model=next((one for path in CONFIGS for one in by_recipe if one.path == path), None),
+        versions=versions_of(session, job_id),
         is_changed=(job.event_seq, revision) != (row.event_seq, row.revision),
         event_seq=job.event_seq,
         revision=revision,
@@ -128,6 +140,21 @@ def next_part(session: Session, job_id: str) -> JobPart | None:
         has_more=has_more,
         is_over=job.state.is_terminal,
     )
+
+
+def versions_of(session: Session, job_id: str) -> list[RegisteredVersion]:
+    """Return the versions of registered models that are the result of the job."""
+    rows = registry.results_of(session, job_id)
+    aliases = registry.aliases(session, {model.folded for model, _ in rows})
+    return [
+        RegisteredVersion(
+            model.name,
+            row.version,
+            row.card,
+            [alias for alias, number in aliases[model.folded].items() if number == row.version],
+        )
+        for model, row in rows
+    ]
 
 
 def _file(row: ArtifactRow) -> ArtifactFile:

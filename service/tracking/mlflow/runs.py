@@ -18,6 +18,7 @@ MAX_PARAM_CHARS, MAX_TAG_CHARS, MAX_KEY_CHARS = 6000, 5000, 250
 """MLflow's limits."""
 DEFAULT_EXPERIMENT = "Default"
 JOB_TAG = "dray.job_id"
+VERSION_TAG = "dray.version"
 """The tag that identifies a job's run."""
 NOTES_TAG, TAGS_TAG = "mlflow.note.content", "dray.tags"
 """The MLflow tags that contain a job's notes (shown by MLflow as the description) and a job's

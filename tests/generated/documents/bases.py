@@ -346,6 +346,8 @@ ELSEWHERE = {
     "JobSpec.time_zone": "tests/unit/spec/test_times.py",
     "JobSpec.reservation": "tests/unit/service/queues/test_reservations.py",
     "InitFrom.job": "tests/unit/service/jobs/test_init_from.py",
+    "InitFrom.model": "tests/unit/cli/test_registry.py",
+    "Pretrained.registered": "tests/unit/cli/test_registry.py",
     "InitFrom.step": "tests/unit/service/jobs/test_init_from.py",
     "InitFrom.take": "tests/unit/service/jobs/test_init_from.py",
     "Script.code": "tests/unit/api/routes/test_code.py",

@@ -46,6 +46,7 @@ WITH_MORE_RULES = (
     "POST /v1/jobs/{job_id}/clients",  # a schema accepts 3.0 as an integer
     *("POST /v1/webhooks", "PATCH /v1/webhooks/{webhook_id}"),
     *("POST /v1/schedules", "PATCH /v1/schedules/{schedule_id}"),
+    *("POST /v1/models", "PUT /v1/models/{name}/aliases/{alias}"),  # Unicode; 3.0
     *("PATCH /v1/arrays/{array_id}", "POST /v1/jobs/bulk"),
     "PUT /v1/views/{name}",
     *("POST /v1/reservations", "PATCH /v1/reservations/{name}"),
@@ -104,6 +105,8 @@ def ids(server: LiveServer) -> dict[str, str | int]:
         "step": 5,
         "path": "manifest.json",
         "name": "fuzzed",
+        "version": "1",
+        "alias": "best",
         "hostname": "gpu-7",  # nothing is withheld on it
         "webhook_id": hook["id"],
         "secret": link["url"].rpartition("/")[2],

@@ -134,7 +134,7 @@ def test_no_weights_are_read_but_missing_ones_are_named(
     ("fields", "pointer", "message"),
     [
         ({"model": {"base": "job://job-0a"}}, "/model/base", "dray download job-0a result"),
-        ({"model": {"base": "llama"}}, "/model/base", "dray models llama"),
+        ({"model": {"base": "llama"}}, "/model/base", "dray model bases llama"),
         (
             {"data": {"source": "upload://file-00000000000000000000000000"}},
             "/data",

@@ -207,7 +207,7 @@ def test_jobs_with_rare_metadata_are_found_with_few_reads(
 def test_models_of_the_catalogue_are_planned_though_jobs_may_read_no_other_folder(
     shop: Shop, by: str
 ) -> None:
-    models = shop.http().get("/v1/models").json()["items"]
+    models = shop.http().get("/v1/base-models").json()["items"]
     base = models[0]["name" if by == "name" else "base"]
     document = {
         "recipe": "fine_tuning",

@@ -119,16 +119,16 @@ def _logits_with_adapter(spec: JobSpec, folder: Path) -> Any:
 
 
 def test_the_catalogue_is_listed(shop: Shop, cli: Cli) -> None:
-    listed = shop.http().get("/v1/models").json()["items"]
+    listed = shop.http().get("/v1/base-models").json()["items"]
     assert [one["name"] for one in listed] == ["llama-tiny", "guarded", "started"]
     assert "licence_text" not in listed[1] or listed[1]["licence_text"] is None
-    assert "guarded" in cli("models")
-    assert cli.json("models")[1]["must_accept"] is True
-    shown = cli("models", "guarded")
+    assert "guarded" in cli("model", "bases")
+    assert cli.json("model", "bases")[1]["must_accept"] is True
+    shown = cli("model", "bases", "guarded")
     assert "Community License" in shown
     assert "Be good." in shown
-    assert cli.json("models", "guarded")["licence_text"] == "Be good."
-    cli("models", "none", exits=3)
+    assert cli.json("model", "bases", "guarded")["licence_text"] == "Be good."
+    cli("model", "bases", "none", exits=3)
     answer = shop.http().post(
         "/v1/jobs",
         json={

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dray.model_requests import AliasRequest
 from dray.requests import AnnotationRequest
 from ray_workers.shared.contracts import Cause
 from service.config.start_refusals import StartRefused
@@ -20,10 +21,12 @@ from service.loops.shared.fencing import LoopDatabase
 from service.loops.shared.timings import LoopTimings
 from service.tracking.mlflow import parts, runs
 from service.tracking.mlflow.process import MLFLOW_CALLS, MlflowAway, MlflowRefused
+from service.tracking.registry import Registry
 from service.tracking.service import Tracking
 from tests.marks import ON_SQLITE, RULES
 from tests.unit.service.helpers import START, Service, metrics, resumed
 from tests.unit.service.loops.world import STEPS, World, eventually
+from tests.unit.service.tracking.test_registry import ANN, done, register
 
 pytestmark = RULES
 
@@ -36,6 +39,7 @@ class FakeRun:
         self.tags: dict[str, str] = {}
         self.status: tuple[str, int | None] = ("RUNNING", None)
         self.uploads: list[str] = []
+        self.versions: dict[tuple[str, int], tuple[str, list[str]]] = {}
 
     def steps(self, key: str) -> list[int]:
         return sorted(step for name, _, _, step in self.points if name == key)
@@ -82,6 +86,9 @@ class FakeMlflow:
 
     def describe_model(self, run_id: str, config_url: str) -> None:
         self.runs[run_id].uploads.append(f"model by {config_url.rpartition('/')[2]}")
+
+    def register(self, run_id: str, name: str, version: int, card: str, aliases: list[str]) -> None:
+        self.runs[run_id].versions[name, version] = (card, aliases)
 
     def upload(self, run_id: str, path: str, url: str, size_bytes: int) -> None:
         self.runs[run_id].uploads.append(path)
@@ -145,6 +152,44 @@ async def test_a_job_is_a_run_from_its_submission_to_its_end(
     before = mlflow.calls.total()
     await export_all(exporter)
     assert mlflow.calls.total() == before, "a complete run is not read again"
+
+
+async def test_versions_are_registered_also_after_the_job_was_exported(
+    service: Service, mlflow: FakeMlflow, exporter: MlflowExporter
+) -> None:
+    first, second = [await done(service, 5) for _ in range(2)]
+    await export_all(exporter)
+    registry = Registry(service.database, service.storage)
+    for job_id in (first, second):
+        await register(registry, "digits", job_id, card="A card.", aliases=["best"])
+    await register(registry, "digits", second, step=5)
+    await export_all(exporter)
+    assert mlflow.runs[first].versions == {("digits", 1): ("A card.", [])}
+    assert mlflow.runs[second].versions == {("digits", 2): ("A card.", ["best"])}
+    await registry.move("digits", "best", AliasRequest(version=1), ANN)
+    await registry.set_card("digits", 2, "Another.", ANN)
+    await export_all(exporter)
+    assert mlflow.runs[first].versions == {("digits", 1): ("A card.", ["best"])}
+    assert mlflow.runs[second].versions == {("digits", 2): ("Another.", [])}
+
+
+async def test_a_version_that_is_registered_during_an_export_is_exported_next(
+    service: Service, mlflow: FakeMlflow, exporter: MlflowExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id, registry = await done(service), Registry(service.database, service.storage)
+    call = mlflow.call
+
+    async def registering(method: str, *arguments: Any, limit_s: float) -> Any:
+        answer = await call(method, *arguments, limit_s=limit_s)
+        if method == "set_status":
+            await register(registry, "digits", job_id)
+        return answer
+
+    monkeypatch.setattr(mlflow, "call", registering)
+    await export_all(exporter)
+    monkeypatch.undo()
+    await export_all(exporter)
+    assert mlflow.runs[job_id].versions == {("digits", 1): ("", [])}
 
 
 async def test_tags_and_notes_are_those_of_the_job_also_when_they_change_later(
