@@ -1,12 +1,12 @@
 // Formats numbers, times and sizes in the reader's time zone and language.
 
-const WHOLE = new Intl.NumberFormat();
+const WHOLE = new Intl.NumberFormat(undefined, { signDisplay: 'negative' }); // so that -0 is 0
 const formats = new Map();
 
 // A number with `options` of Intl.NumberFormat.
 function formatted(value, options) {
   const key = JSON.stringify(options);
-  if (!formats.has(key)) formats.set(key, new Intl.NumberFormat(undefined, options));
+  if (!formats.has(key)) formats.set(key, new Intl.NumberFormat(undefined, { signDisplay: 'negative', ...options }));
   return formats.get(key).format(value);
 }
 
