@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
     from dray.views import Job
 
 
+def column_names(columns: str) -> list[str]:
+    """Split a list of columns at the commas that are not in quotes."""
+    pieces = re.findall(r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^,"'])+""", columns)
+    return list(dict.fromkeys(piece.strip() for piece in pieces))
+
+
 def write_csv(jobs: Iterator[Job], columns: str) -> None:
     """Write a line for each job. A list or an object is written as JSON."""
     names: list[str] | None = None
@@ -26,7 +33,7 @@ def write_csv(jobs: Iterator[Job], columns: str) -> None:
             write_csv_row(("job", *names))
         write_csv_row((job.id, *(_plain(job.values[name]) for name in names)))
     if names is None:
-        write_csv_row(("job", *columns.split(",")))
+        write_csv_row(("job", *column_names(columns)))
 
 
 def write_parquet(jobs: Sequence[Job], path: Path) -> None:
