@@ -72,6 +72,9 @@ def with_view(
 
 def save(client: Client, name: str, given: Mapping[str, Any], shown: Shown) -> None:
     """Save the filter and the options as a view."""
+    if not name or "/" in name:
+        message = "must consist of a-z, 0-9, _ and -, and begin with a letter or a digit"
+        raise typer.BadParameter(message, param_hint="--save")
     query = {part: value for part, value in given.items() if value}
     for part in ("sort", "columns", "group"):
         if (value := getattr(shown, part)) is not None:

@@ -167,6 +167,7 @@ def test_lists_are_saved_as_views(cli: Cli, jobs: dict[str, str]) -> None:
     assert "no view none" in _refused(cli, "--view", "none", exits=3)
     assert "no field" in _refused(cli, "--columns", "a.b", "--save", "bad")
     cli("views", "show", "bad", exits=3)
+    assert "must consist of" in _refused(cli, "--save", "team/best")
     cli("views", "rm", "mine")
     cli("views", "rm", "mine", exits=3)
 
@@ -209,6 +210,8 @@ def test_other_users_read_a_view_but_only_its_owner_and_admins_change_it(
         assert listed == [("best", "ann"), ("best", "bob"), ("other", "ann")]
         assert [one.query for one in bob.saved_views(project="vision")] == [{"columns": "name,lr"}]
         eve.delete_view("best", owner="bob")
+        with pytest.raises(errors.InvalidSearch, match="can't be collapsed"):
+            ann.save_view("best", collapse_arrays=True, sort="lr")
         assert [one.owner for one in eve.saved_views()] == ["ann", "ann"]
         for name, wrong in (("a/b", {}), ("ä", {}), ("x", {"group": "none"}), ("x", {"no": 1})):
             with pytest.raises(errors.ApiError) as caught:
