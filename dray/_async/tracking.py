@@ -123,7 +123,7 @@ class TrackingCalls(ReportCalls):
         return self._items(views.JobGroupPage, "/v1/job-groups", query, page_size=page_size)
 
     async def save_view(
-        self, name: str, *, view_project: str | None = None, **query: Any
+        self, name: str, /, *, view_project: str | None = None, **query: Any
     ) -> views.SavedView:
         """Save a list of jobs under a name, or replace your view with this name.
 

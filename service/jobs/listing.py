@@ -99,14 +99,18 @@ def _sorted(
 def chosen(session: Session, wanted: JobFilter) -> Chosen:
     """Return the jobs that the filter selects, for a list that is not in the order of ids. Raises
     InvalidSearch if the search expression can't be parsed, or if arrays are collapsed."""
+    refuse_collapsed(wanted)
+    where = None if wanted.where is None else parse_search(wanted.where)
+    return sorting.choose(session, wanted, where)
+
+
+def refuse_collapsed(wanted: JobFilter) -> None:
     if wanted.collapse_arrays:
         raise InvalidSearch(
             "arrays can't be collapsed in sorted lists and groups of jobs",
             pointer="/collapse_arrays",
             hint="leave out collapse_arrays",
         )
-    where = None if wanted.where is None else parse_search(wanted.where)
-    return sorting.choose(session, wanted, where)
 
 
 def owners(session: Session, wanted: JobFilter, *, limit: int) -> dict[str, str]:
@@ -132,7 +136,7 @@ def position(wanted: JobTable, cursor: str | None) -> SortPosition | None:
         return None
     found = decode_cursor(scope(wanted), cursor)
     match [0, None, found] if wanted.sort is None else found:
-        case [int(stage), str() | float() | int() | None as value, str(job_id)]:
+        case [int(stage), str() | float() | None as value, str(job_id)]:
             is_id = re.fullmatch(r"job-[0-9a-z]{1,60}", job_id)
             if is_id and (not isinstance(value, str) or storable(value)):
                 return SortPosition(stage, value, job_id)

@@ -14,6 +14,7 @@ from service.domain.cursors import decode_cursor, encode_cursor
 from service.domain.errors import BadCursor, Conflict, InvalidSearch, NotFound
 from service.domain.tracking.columns import parse_columns, parse_sort
 from service.domain.tracking.search import parse_search
+from service.jobs.listing import refuse_collapsed
 from service.tracking.groups import numeric
 
 MOST = 1000
@@ -102,6 +103,8 @@ def _check(query: SavedQuery) -> None:
             parse_search(query.where)
         if query.columns is not None:
             parse_columns(query.columns)
+        if query.sort is not None or query.group is not None:
+            refuse_collapsed(query)
         if query.sort is not None:
             parse_sort(query.sort) if query.group is None else numeric(query.sort)
     except InvalidSearch as error:

@@ -17,6 +17,7 @@ FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
 WIDTH, HEIGHT = 1280, 860
 COLOURS = 128
 SETTLED_MS = 2500
+COLUMNS = "state,best:val/accuracy,train/loss,train.optimizer.lr,labels.team,duration,cost"
 
 
 def main() -> None:
@@ -29,10 +30,15 @@ def main() -> None:
             site = Site(server)
             job_id = site.everything(12)
             trials = server.ask("GET", "/v1/jobs?text=digits-sweep").json()["items"]
+            ended = server.ask("GET", "/v1/jobs?text=baseline").json()["items"]
+            compared = [job["id"] for job in ended]
             places = {
                 "jobs": ("jobs", "light"),
                 "job": (f"jobs/{job_id}?ranks=1&smooth=0.9", "light"),
                 "cluster": ("cluster", "dark"),
+                "table": (f"jobs?columns={COLUMNS}&sort=-best:val/accuracy", "light"),
+                "groups": ("jobs?group=user&sort=-best:val/accuracy", "light"),
+                "compare": (f"compare?jobs={','.join(compared)}&smooth=0.6", "light"),
                 "sweep": (f"compare?sweep={trials[0]['array_id']}", "light"),
             }
             for name, (place, scheme) in places.items():

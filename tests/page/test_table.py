@@ -6,6 +6,7 @@ import csv
 import io
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import pytest
 
@@ -126,6 +127,29 @@ def test_groups_have_the_best_and_a_spread(jobs: list[str], tab: Watched) -> Non
     wait_until(lambda: inner.all_inner_texts() == ["table-4", "table-2", "table-0"], "its jobs")
     page.get_by_role("button", name="Show only these jobs").click()
     in_order(page, [4, 2, 0])
+
+
+def test_a_group_is_shown_within_a_search(site: Site, jobs: list[str], tab: Watched) -> None:
+    site.submit("not-in-the-group", owner="bert")
+    texts = [f'name = "{name}"' for name in ("not-in-the-group", "table-0", "table-1")]
+    page = tab.open(f"jobs?group=user&sort=-best:val/accuracy&where={quote(' or '.join(texts))}")
+    page.get_by_role("button", name="ann").click()
+    page.get_by_role("columnheader", name="Best val/accuracy", exact=True).wait_for()
+    page.get_by_role("button", name="Show only these jobs").click()
+    in_order(page, [1, 0])
+
+
+def test_groups_are_not_compared_by_text(jobs: list[str], tab: Watched) -> None:
+    page = tab.open("jobs?text=table-&sort=name")
+    in_order(page, [0, 1, 2, 3, 4])
+    page.get_by_label("group by").select_option("experiment")
+    page.locator(".groups tbody tr").nth(1).wait_for()
+
+
+def test_the_direction_of_a_long_heading_is_visible(jobs: list[str], tab: Watched) -> None:
+    page = tab.open(f"{LISTED}&sort=-train.optimizer.lr")
+    in_order(page, [0, 1, 2, 3, 4])
+    assert page.locator("th[aria-sort]").inner_text() == "↓ train.optimizer.lr"
 
 
 def test_back_undoes_filters_searches_and_selections(jobs: list[str], tab: Watched) -> None:

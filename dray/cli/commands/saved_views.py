@@ -57,7 +57,7 @@ def show_view(view: ViewName, as_json: AsJson = False) -> None:
     if as_json:
         write_json(found)
         return
-    about = {"name": found.name, "owner": found.owner, "project": found.project or "-"}
+    about = {"view": f"{found.owner}/{found.name}", "for project": found.project or "-"}
     for field, value in {**about, **found.query}.items():
         shown = ", ".join(map(str, value)) if isinstance(value, list) else value
         write_text(f"{field:<14} {shown}", indent=" " * 15)

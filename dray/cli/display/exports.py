@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,16 @@ if TYPE_CHECKING:
     from dray.views import Job
 
 
+_INT64 = 2**63
+"""Integers from here on don't fit into a column of integers."""
+
+
+def column_names(columns: str) -> list[str]:
+    """Split a list of columns at the commas that are not in quotes."""
+    pieces = re.findall(r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^,"'])+""", columns)
+    return list(dict.fromkeys(piece.strip() for piece in pieces))
+
+
 def write_csv(jobs: Iterator[Job], columns: str) -> None:
     """Write a line for each job. A list or an object is written as JSON."""
     names: list[str] | None = None
@@ -26,12 +37,12 @@ def write_csv(jobs: Iterator[Job], columns: str) -> None:
             write_csv_row(("job", *names))
         write_csv_row((job.id, *(_plain(job.values[name]) for name in names)))
     if names is None:
-        write_csv_row(("job", *columns.split(",")))
+        write_csv_row(("job", *column_names(columns)))
 
 
 def write_parquet(jobs: Sequence[Job], path: Path) -> None:
-    """Write a file with a row for each job. A column that has strings and other values is written
-    as strings."""
+    """Write a file with a row for each job. A column that has strings and other values, or
+    integers of more than 64 bits, is written as strings."""
     try:
         pyarrow = importlib.import_module("pyarrow")
         parquet = importlib.import_module("pyarrow.parquet")
@@ -49,6 +60,8 @@ def write_parquet(jobs: Sequence[Job], path: Path) -> None:
 
 def _of_one_type(values: Sequence[Any]) -> list[Any]:
     kinds = {type(value) for value in values if value is not None}
+    if any(isinstance(value, int) and not -_INT64 <= value < _INT64 for value in values):
+        kinds.add(str)
     if kinds == {int, float}:
         return [None if value is None else float(value) for value in values]
     if len(kinds) <= 1 and not kinds & {list, dict}:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from dray.cli.display.exports import write_csv, write_parquet
+from dray.cli.display.exports import column_names, write_csv, write_parquet
 from dray.cli.display.output import age, duration, warn, write_json
 from dray.cli.display.tables import listing, shortest_prefixes, table
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dray.client import Client
     from dray.views import Job, JobGroup
 
+T = TypeVar("T")
 _NAMED = frozenset(
     {
         *("id", "name", "owner", "project", "queue", "state", "priority", "world_size", "array"),
@@ -71,6 +72,9 @@ def with_view(
 
 def save(client: Client, name: str, given: Mapping[str, Any], shown: Shown) -> None:
     """Save the filter and the options as a view."""
+    if not name or "/" in name:
+        message = "must consist of a-z, 0-9, _ and -, and begin with a letter or a digit"
+        raise typer.BadParameter(message, param_hint="--save")
     query = {part: value for part, value in given.items() if value}
     for part in ("sort", "columns", "group"):
         if (value := getattr(shown, part)) is not None:
@@ -86,7 +90,9 @@ def show(client: Client, given: Mapping[str, Any], shown: Shown) -> None:
     page_size = 500 if limit is None else min(limit + 1, 500)
     if shown.group is not None:
         groups = client.groups(shown.group, sort=shown.sort, page_size=page_size, **given)
-        _show_groups(list(islice(groups, limit)), as_json=shown.as_json)
+        found_groups = _up_to(groups, limit)
+        _show_groups(found_groups[:limit], as_json=shown.as_json)
+        _warn_of_more(found_groups, limit, "groups")
         return
     columns = shown.columns
     if columns is None and shown.sort is not None:
@@ -105,13 +111,22 @@ def show(client: Client, given: Mapping[str, Any], shown: Shown) -> None:
     if shown.as_csv:
         write_csv(jobs, columns)
         return
-    found = list(islice(jobs, None if limit is None else limit + 1))
+    found = _up_to(jobs, limit)
     if shown.as_json:
         write_json(found[:limit])
         return
     _show_columns(found[:limit], columns)
+    _warn_of_more(found, limit, "jobs")
+
+
+def _up_to(items: Iterator[T], limit: int | None) -> list[T]:
+    """Return the items up to one more than `limit`."""
+    return list(islice(items, None if limit is None else limit + 1))
+
+
+def _warn_of_more(found: Sequence[object], limit: int | None, what: str) -> None:
     if limit is not None and len(found) > limit:
-        warn(f"only {limit} jobs are listed; use --all to list all jobs")
+        warn(f"only {limit} {what} are listed; use --all to list all {what}")
 
 
 def _check(shown: Shown) -> None:
@@ -128,7 +143,7 @@ def _check(shown: Shown) -> None:
 
 
 def _show_columns(jobs: Sequence[Job], columns: str) -> None:
-    names = list(jobs[0].values) if jobs else columns.split(",")
+    names = list(jobs[0].values) if jobs else column_names(columns)
     headings = ("ID", *(name.upper() if name in _NAMED else name for name in names), "AS OF")
     rows = [
         (

@@ -69,6 +69,8 @@ def test_groups_have_their_best_job(cli: Cli, jobs: dict[str, str]) -> None:
     ]
     shown = cli("ls", *OF_TEST, "--group", "label:test")
     assert shown.splitlines()[1].split()[:3] == ["tables", "-", "4"]
+    assert len(cli("ls", *OF_TEST, "--group", "experiment", "-n", "1").splitlines()) == 2
+    assert "only 1 groups are listed" in cli.err
     assert "is not a number" in _refused(cli, "--group", "user", "--sort", "name")
     assert "pattern" in _refused(cli, "--group", "nothing")
 
@@ -88,6 +90,9 @@ def test_a_table_is_exported(cli: Cli, jobs: dict[str, str], tmp_path: Path) -> 
         [jobs["nan"], "nan", "0.30000000000000004", "NaN"],
         [jobs["none"], "none", "0.4", ""],
     ]
+    quoted = 'name, metrics["a,b"]'
+    empty = cli("ls", "--label", "test=nothing", "--columns", quoted, "--csv")
+    assert list(csv.reader(io.StringIO(empty))) == [["job", "name", 'metrics["a,b"]']]
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "jobs.parquet"
     columns = f"{COLUMNS},created_at,train,labels.team"
@@ -152,10 +157,17 @@ def test_lists_are_saved_as_views(cli: Cli, jobs: dict[str, str]) -> None:
     (view,) = [one for one in cli.json("views", "ls", "--owner", "@me") if one["name"] == "mine"]
     assert view["query"] == {"label": ["experiment=odd"], "sort": "-lr", "columns": "name,lr"}
     assert "sort           -lr" in cli("views", "show", "mine").splitlines()
+    cli("ls", "--owner", "someone", "--name", "job", "--save", "of-someone")
+    owner = cli.json("views", "show", "of-someone")["owner"]
+    shown = cli("views", "show", "of-someone").splitlines()
+    assert shown[0].split() == ["view", f"{owner}/of-someone"]
+    assert "owner          someone" in shown
+    cli("views", "rm", "of-someone")
     assert "columns=name,lr" in cli("views", "ls")
     assert "no view none" in _refused(cli, "--view", "none", exits=3)
     assert "no field" in _refused(cli, "--columns", "a.b", "--save", "bad")
     cli("views", "show", "bad", exits=3)
+    assert "must consist of" in _refused(cli, "--save", "team/best")
     cli("views", "rm", "mine")
     cli("views", "rm", "mine", exits=3)
 
@@ -198,6 +210,8 @@ def test_other_users_read_a_view_but_only_its_owner_and_admins_change_it(
         assert listed == [("best", "ann"), ("best", "bob"), ("other", "ann")]
         assert [one.query for one in bob.saved_views(project="vision")] == [{"columns": "name,lr"}]
         eve.delete_view("best", owner="bob")
+        with pytest.raises(errors.InvalidSearch, match="can't be collapsed"):
+            ann.save_view("best", collapse_arrays=True, sort="lr")
         assert [one.owner for one in eve.saved_views()] == ["ann", "ann"]
         for name, wrong in (("a/b", {}), ("ä", {}), ("x", {"group": "none"}), ("x", {"no": 1})):
             with pytest.raises(errors.ApiError) as caught:

@@ -17,7 +17,7 @@ export const fileName = (title, suffix) => `${title.replace(/[^\p{L}\p{N}._-]+/g
 function cell(value) {
   if (value === null || value === undefined) return '';
   if (typeof value === 'number') return String(value);
-  const text = /^[=+\-@\t\r]/.test(value) && !/^-?Infinity$/.test(value) ? `'${value}` : String(value);
+  const text = /^(\s*[=+@-]|[\t\r])/.test(value) && !/^-?Infinity$/.test(value) ? `'${value}` : String(value);
   return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 

@@ -10,7 +10,7 @@ import { useStore } from '../lib/stores.js';
 import { Empty, Failure, Loading } from '../parts/common.js';
 import { JobLink, Labels, Tags, Variant, nameOf } from '../parts/job_parts.js';
 import { useMedia, useVirtual } from '../parts/virtual.js';
-import { Heading, USUAL, columnOf, requested, split } from './jobs/columns.js';
+import { Heading, OWN, USUAL, columnOf, requested, split } from './jobs/columns.js';
 import { Filters, Search, useQueues } from './jobs/filters.js';
 
 const EVERY_MS = 4000;
@@ -118,7 +118,7 @@ export function Jobs() {
     <${Filters} params=${params} queues=${queues} />
     <${Search} where=${params.get('where') ?? ''} error=${isUnreadable ? error : null} known=${known} onFocus=${() => setIsCompleting(true)} />
     <div class="toolbar listing"><button onClick=${() => setIsChoosing(true)}>Columns</button>
-      <label>group by <select value=${group} onChange=${(event) => adjust({ group: event.target.value })}>${[...KINDS, ...groupLabels(known.labels, group)].map(([value, title]) => html`<option key=${value} value=${value}>${title}</option>`)}</select></label>
+      <label>group by <select value=${group} onChange=${(event) => adjust({ group: event.target.value, ...(!isNumber(sort ?? '') && { sort: '' }) })}>${[...KINDS, ...groupLabels(known.labels, group)].map(([value, title]) => html`<option key=${value} value=${value}>${title}</option>`)}</select></label>
       ${sort && html`<span class="soft">sorted by ${sort.replace(/^-/, '')}, ${sort.startsWith('-') ? 'largest' : 'smallest'} first</span><button class="quiet" onClick=${() => adjust({ sort: '' })}>Newest first</button>`}
       ${!group && list.jobs.length > 0 && html`<${Export} query=${query} names=${names} />`}</div>
     <${Failure} error=${isUnreadable ? null : error} />
@@ -148,6 +148,12 @@ export function Jobs() {
 }
 
 const withoutEmpty = (filter) => Object.fromEntries(Object.entries(filter).filter(([, value]) => value && value.length));
+
+// Whether groups can be compared by the column of this order.
+function isNumber(sort) {
+  const name = sort.replace(/^-/, '');
+  return ['cost', 'duration'].includes(name) || !(Object.hasOwn(OWN, name) || ['id', 'name'].includes(name) || name.startsWith('labels.'));
+}
 
 // The labels that the list can be grouped by, including the one of the address.
 function groupLabels(labels, current) {

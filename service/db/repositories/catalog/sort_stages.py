@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Protocol, TypeAlias
 
 from sqlalchemy import ColumnElement, Select, literal, select, tuple_
@@ -96,9 +96,12 @@ class Values:
         kind = self.value.type
         try:
             if isinstance(kind, UtcDateTime):
-                return literal(datetime.fromisoformat(str(value)), kind)
+                time = datetime.fromisoformat(str(value))
+                if time.tzinfo is None:
+                    raise ValueError(f"{time!r} has no time zone")
+                return literal(time.astimezone(UTC), kind)
             return literal(kind.python_type(value), kind)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise BadCursor("the cursor does not belong to this listing") from None
 
 

@@ -392,11 +392,22 @@ async def test_a_cursor_belongs_to_one_order(service: Service) -> None:
     for other in (JobTable(sort="-name"), JobTable(), JobTable(sort="name", owner="ann")):
         with pytest.raises(BadCursor):
             await service.jobs.list(other, cursor=cursor)
-    for forged in ([0, 5, "job-1"], [0, None, "x"], ["0", "a", "job-1"], {}, [0, "a\0", "job-1"]):
-        scope = listing.scope(JobTable(sort="started_at"))
-        wrong = listing.encode_cursor(scope, forged)
+    for sort, forged in (
+        ("started_at", [0, 5, "job-1"]),
+        ("started_at", [0, None, "x"]),
+        ("started_at", ["0", "a", "job-1"]),
+        ("started_at", {}),
+        ("started_at", [0, "a\0", "job-1"]),
+        ("started_at", [0, "2026-01-01T00:00:00", "job-1"]),
+        ("started_at", [0, "9999-12-31T23:59:59-10:00", "job-1"]),
+        ("-finished_at", [0, "0001-01-01T00:00:00+10:00", "job-1"]),
+        ("val/loss", [0, 10**400, "job-1"]),
+        ("lr", [0, 10**30, "job-1"]),
+        ("lr", [1, True, "job-1"]),
+    ):
+        wrong = listing.encode_cursor(listing.scope(JobTable(sort=sort)), forged)
         with pytest.raises(BadCursor):
-            await service.jobs.list(JobTable(sort="started_at"), cursor=wrong)
+            await service.jobs.list(JobTable(sort=sort), cursor=wrong)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,6 @@ export function Heading({ column: { name, title, className, hint, sorts }, sort 
   const order = sort === name ? 'ascending' : sort === `-${name}` ? 'descending' : undefined;
   const next = { descending: name, ascending: '' }[order] ?? `-${name}`;
   return html`<th class=${className} title=${hint ?? (title === name ? name : undefined)} aria-sort=${order}>${sorts
-    ? html`<button class="sort" onClick=${() => adjust({ sort: next })}>${title}<span aria-hidden="true">${{ ascending: ' ↑', descending: ' ↓' }[order] ?? ''}</span></button>`
+    ? html`<button class="sort" onClick=${() => adjust({ sort: next })}><span aria-hidden="true">${{ ascending: '↑ ', descending: '↓ ' }[order] ?? ''}</span>${title}</button>`
     : title}</th>`;
 }

@@ -74,17 +74,17 @@ export function Search({ where, error, known, onFocus }) {
     if (caret.current === null) return;
     field.current.setSelectionRange(caret.current, caret.current);
     caret.current = null;
-    offer(text);
+    offer();
   }, [text]);
   const search = (event) => {
     event.preventDefault();
     setOffers(null);
     adjust({ where: text.trim() });
   };
-  const offer = async (written) => {
+  const offer = async () => {
     complete.current ??= (await import('../../lib/completion.js')).completions;
     if (document.activeElement !== field.current) return;
-    const found = complete.current(written, field.current.selectionStart, known);
+    const found = complete.current(field.current.value, field.current.selectionStart, known);
     setOffers(found.options.length ? { ...found, chosen: -1 } : null);
   };
   const take = (option) => {
@@ -94,7 +94,7 @@ export function Search({ where, error, known, onFocus }) {
   };
   const key = (event) => {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-    if (step && !offers) offer(text);
+    if (step && !offers) offer();
     else if (step) setOffers({ ...offers, chosen: (offers.chosen + step + offers.options.length + (offers.chosen < 0 && step < 0 ? 1 : 0)) % offers.options.length });
     else if (event.key === 'Enter' && offers?.chosen >= 0) take(offers.options[offers.chosen]);
     else if (event.key === 'Escape' && offers) setOffers(null);
@@ -105,7 +105,7 @@ export function Search({ where, error, known, onFocus }) {
     <div class="edit"><input type="text" inputmode="search" ref=${field} maxlength="4000" spellcheck="false" autocomplete="off" aria-label="Expression; Enter searches" placeholder="val/accuracy > 0.9 and train.optimizer.lr < 0.01 and 'good' in tags"
       role="combobox" aria-autocomplete="list" aria-expanded=${Boolean(offers)} aria-controls="completions" aria-activedescendant=${offers?.chosen >= 0 ? `completion-${offers.chosen}` : undefined}
       value=${text} aria-invalid=${Boolean(error)} aria-describedby=${error ? 'where-error' : null} onKeyDown=${key} onFocus=${onFocus} onBlur=${() => setTimeout(() => setOffers(null), 150)}
-      onInput=${(event) => { setText(event.target.value); offer(event.target.value); }} />
+      onInput=${(event) => { setText(event.target.value); offer(); }} />
     <ul class="offers" id="completions" role="listbox" aria-label="Completions" hidden=${!offers}>${offers?.options.map((option, n) => html`<li key=${option} id=${`completion-${n}`} role="option" aria-selected=${n === offers.chosen}
       onMouseDown=${(event) => { event.preventDefault(); take(option); }}><code>${option}</code></li>`)}</ul></div>
     <button>Search</button>

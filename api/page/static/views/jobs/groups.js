@@ -7,7 +7,7 @@ import { number, plural, whole } from '../../lib/format.js';
 import { html, useEffect, useState } from '../../lib/html.js';
 import { repeat } from '../../lib/live.js';
 import { Empty, Failure, Loading } from '../../parts/common.js';
-import { JobLink, Variant, isArrayId, toJob } from '../../parts/job_parts.js';
+import { JobLink, Variant, toJob } from '../../parts/job_parts.js';
 
 const EVERY_MS = 10000;
 const PAGE = 100;
@@ -47,23 +47,14 @@ export function Groups({ by, sort, query, columns, row }) {
   if (!items || state.key !== key) return error ? html`<${Failure} error=${error} />` : html`<${Loading} />`;
   const name = (sort ?? '').replace(/^-/, '');
   return html`<${Failure} error=${error} />${items.length === 0 && html`<${Empty}>No matching jobs.<//>`}
-    ${items.length > 0 && html`<div class="card"><table class="groups"><thead><tr><th>Group</th><th class="num">Jobs</th>${name && html`<th class="num">Best ${name}</th><th class="num">Mean</th><th class="num">Spread</th><th class="num">Minimum to maximum</th>`}</tr></thead>
+    ${items.length > 0 && html`<div class="card"><table class="groups"><thead><tr><th>Group</th><th class="num">Jobs</th>${name && html`<th class="num">Best ${name.replace(/^best:/, '')}</th><th class="num">Mean</th><th class="num">Spread</th><th class="num">Minimum to maximum</th>`}</tr></thead>
       <tbody>${items.map((group) => html`<${Group} key=${group.key} group=${group} by=${by} query=${query} sort=${sort} isSorted=${Boolean(name)} columns=${columns} row=${row} />`)}</tbody></table></div>`}
     ${next && html`<p class="buttons"><button onClick=${() => setCount(count + 1)}>Show more groups</button></p>`}
     ${!name && html`<p class="soft">Sort by a column to see the best job and the spread of each group.</p>`}`;
 }
 
 // The name of a group. A sweep has the name of its jobs.
-function useName(by, key) {
-  const [name, setName] = useState(null);
-  useEffect(() => {
-    if (by !== 'sweep' || !isArrayId(key ?? '')) return undefined;
-    const controller = new AbortController();
-    get(`v1/arrays/${key}`, {}, controller.signal).then((found) => setName(found.name), () => {});
-    return () => controller.abort();
-  }, [by, key]);
-  return name ?? key ?? { sweep: 'without a sweep', experiment: 'without an experiment' }[by] ?? 'without this label';
-}
+const nameOf = (by, { name, key }) => name ?? key ?? { sweep: 'without a sweep', experiment: 'without an experiment' }[by] ?? 'without this label';
 
 function Group({ group, by, query, sort, isSorted, columns, row }) {
   const { key, num_jobs: count, num_values: known, best, best_job: bestJob, mean, std, min, max } = group;
@@ -71,14 +62,14 @@ function Group({ group, by, query, sort, isSorted, columns, row }) {
   const [jobs, setJobs] = useState(null);
   const [error, setError] = useState(null);
   const filter = filterOf(by, key);
-  const name = useName(by, key);
+  const name = nameOf(by, group);
   useEffect(() => {
     if (!isOpen || !filter) return undefined;
     const controller = new AbortController();
     get('v1/jobs', { ...joined(query, filter), columns, sort, brief: true, limit: INNER }, controller.signal).then(({ items }) => setJobs(items), (raised) => { if (!controller.signal.aborted) setError(raised); });
     return () => controller.abort();
   }, [isOpen, JSON.stringify(filter), sort]);
-  const only = () => adjust({ group: '', ...(filter.array && { text: filter.array }), ...(filter.label && { label: [...(query.label ?? []), filter.label] }), ...(filter.owner && { where: [query.where, `owner = ${JSON.stringify(filter.owner)}`].filter(Boolean).join(' and ') }) });
+  const only = () => adjust({ group: '', ...(filter.array && { text: filter.array }), ...(filter.label && { label: [...(query.label ?? []), filter.label] }), ...(filter.owner && { where: `${query.where ? `(${query.where}) and ` : ''}owner = ${JSON.stringify(filter.owner)}` }) });
   return html`<tr><td>${filter ? html`<button class="quiet" aria-expanded=${isOpen} onClick=${() => setIsOpen(!isOpen)}><span aria-hidden="true">${isOpen ? '▾' : '▸'}</span> ${name}</button>` : html`<span class="soft">${name}</span>`}
       ${by === 'sweep' && key && html` <a href=${link(['compare'], { sweep: key })}>the sweep</a>`}</td>
     <td class="num">${whole(count)}</td>${isSorted && html`<td class="num">${bestJob ? html`<a href=${toJob(bestJob)}>${number(best)}</a>` : number(best)}</td><td class="num">${number(mean)}</td><td class="num" title="Standard deviation">${known > 1 ? `± ${number(std)}` : '–'}</td><td class="num">${known ? `${number(min)} to ${number(max)}` : '–'}</td>`}</tr>
