@@ -257,7 +257,7 @@ def test_numbers_have_the_readers_format(browser: Browser, tab: Watched) -> None
     assert found == [text.translate(swap) for text in english]
     assert english == [
         *("0", "0.5", "1", "12.35", "1,000", "1,235", "4,172", "12,841", "12,841"),
-        *("1,234,567", "2.5e+9", "1.23e-5", "12.3%", "1.5 s", "1.50 KiB", "1,234.50 EUR"),
+        *("1,234,567", "2.5e+9", "0.0000123", "12.3%", "1.5 s", "1.50 KiB", "1,234.50 EUR"),
     ]
 
 
