@@ -105,6 +105,19 @@ def test_a_table_is_exported(cli: Cli, jobs: dict[str, str], tmp_path: Path) -> 
     assert str(table.schema.field("created_at").type).startswith("timestamp")
 
 
+def test_integers_of_more_than_64_bits_are_exported(
+    cli: Cli, server: LiveServer, tmp_path: Path
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    seeds = ["99999999999999999999", "7"]
+    for seed in seeds:
+        script = {"entrypoint": "train.py", "args": [], "parameters": {"seed": int(seed)}}
+        server.submit(name="large", recipe=None, script=script)
+    path = tmp_path / "jobs.parquet"
+    cli("ls", "--name", "large", "--sort", "-seed", "--columns", "seed", "--parquet", str(path))
+    assert parquet.read_table(path)["seed"].to_pylist() == seeds
+
+
 def test_an_export_without_pyarrow_names_the_package(
     cli: Cli, jobs: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
