@@ -19,9 +19,9 @@ function hash(text) {
   return found;
 }
 
-// The colour that the run has if no other run of the view has it. Neighbouring trials of a sweep differ.
+// The colour, not dashed, that the run has if no other run of the view has it. Neighbouring trials of a sweep differ.
 function preferred({ id, array_id: arrayId, index, array_index: arrayIndex = index }) {
-  return (arrayId && arrayIndex !== undefined && arrayIndex !== null ? hash(arrayId) + arrayIndex : hash(id)) % NUM_COLOURS;
+  return (arrayId && arrayIndex !== undefined && arrayIndex !== null ? hash(arrayId) + arrayIndex : hash(id)) % DASHED_FROM;
 }
 
 function kept() {
@@ -40,8 +40,9 @@ export function coloursOf(runs) {
   const taken = new Set(found.values());
   for (const run of runs) {
     if (found.has(run.id)) continue;
-    let at = before.get(run.id) ?? preferred(run);
-    for (let n = 0; taken.has(at) && n < NUM_COLOURS; n += 1) at = (at + 1) % NUM_COLOURS;
+    const first = before.get(run.id) ?? preferred(run);
+    let at = first;
+    for (let n = 0; taken.has(at) && n < NUM_COLOURS; n += 1) at = ((first + n) % DASHED_FROM) + (n < DASHED_FROM ? 0 : DASHED_FROM);
     found.set(run.id, at);
     taken.add(at);
     if (!before.has(run.id)) before.set(run.id, at);
