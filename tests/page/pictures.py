@@ -34,7 +34,7 @@ def main() -> None:
             compared = [job["id"] for job in ended]
             places = {
                 "jobs": ("jobs", "light"),
-                "job": (f"jobs/{job_id}?ranks=1&smooth=0.9", "light"),
+                "job": (f"jobs/{job_id}?ranks=1&smooth=0.9&more=1", "light"),
                 "cluster": ("cluster", "dark"),
                 "table": (f"jobs?columns={COLUMNS}&sort=-best:val/accuracy", "light"),
                 "groups": ("jobs?group=user&sort=-best:val/accuracy", "light"),

@@ -200,7 +200,14 @@ def test_a_job_is_tagged_and_annotated_in_any_state(server: LiveServer, http: ht
     job_id = trained(server, 0.5)
     path = f"/v1/jobs/{job_id}/annotations"
     empty = http.get(path)
-    nothing = {"tags": [], "notes": "", "revision": 0, "updated_at": None, "updated_by": None}
+    nothing = {
+        "tags": [],
+        "notes": "",
+        "colour": None,
+        "revision": 0,
+        "updated_at": None,
+        "updated_by": None,
+    }
     assert (empty.json(), empty.headers["etag"]) == (nothing, '"0"')
     assert http.get(path, headers={"If-None-Match": '"0"'}).status_code == 304
     assert http.get(f"/v1/jobs/{job_id}").json()["tags"] == []

@@ -44,8 +44,9 @@ async def test_one_submit_makes_many_jobs_that_differ_by_their_index(service: Se
     assert jobs[0] == first
     assert [job.id for job in jobs] == sorted({job.id for job in jobs})
     for index, job in enumerate(jobs):
-        same = first.model_dump(exclude={"id", "array_index", "links", "spec"})
-        assert job.model_dump(exclude={"id", "array_index", "links", "spec"}) == same
+        own = {"id", "array_index", "links", "spec", "variant"}
+        assert job.model_dump(exclude=own) == first.model_dump(exclude=own)
+        assert job.variant == f"#{index}"
         assert job.spec["train"].pop("seed") == index
         assert [e.code for e in await events_of(service, job.id)] == ["submitted"]
     assert len({str(job.spec) for job in jobs}) == 1

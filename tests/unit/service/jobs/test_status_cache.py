@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from sqlalchemy.orm import Session
 
 from service.cluster.port import ClusterSnapshot
 from service.db.session import Database
@@ -87,8 +88,8 @@ async def test_an_answer_that_was_overtaken_is_not_kept(
     queries, changed = threading.Event(), threading.Event()
     present = serializers.status
 
-    def slowly(row: Any) -> Any:
-        view = present(row)
+    def slowly(session: Session, row: Any) -> Any:
+        view = present(session, row)
         queries.set()
         assert changed.wait(60)
         return view
