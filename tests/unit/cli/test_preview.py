@@ -14,6 +14,7 @@ from pyarrow import parquet
 
 import dray
 from dray.errors import SpecError
+from tests.unit.api.serving import serving
 from tests.unit.cli.running import Cli
 from tests.unit.recipes import tiny_models as tiny
 from tests.unit.recipes.test_fine_tuning import build
@@ -219,3 +220,27 @@ def test_half_of_a_character_is_named(cli: Cli, home: Path) -> None:
     cli("preview", str(halved), "--base", str(home / "base"), exits=2)
     assert "halved.jsonl, line 1: can't be converted to tokens" in cli.err
     assert "surrogates not allowed" in cli.err
+
+
+def test_a_base_can_be_named_unless_the_catalogue_replaces_its_template(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = (home / "base").as_uri()
+    models = [
+        {"name": "plain", "base": base},
+        {"name": "templated", "base": base, "chat_template": tiny.MARKED},
+    ]
+    file = tmp_path / "models.yaml"
+    file.write_text(json.dumps({"models": models}))
+    examples = str(tiny.write_lines(home / "chats.jsonl", tiny.conversations(10)))
+    with serving(tmp_path / "server", models_file=file) as server:
+        named = Cli(server.url, capsys)
+        lines = named("preview", examples, "--base", "plain").splitlines()
+        assert lines == dray.preview(document_of(base, examples)).lines
+        named("preview", examples, "--base", "templated", exits=2)
+        assert "chat template the catalogue replaces" in named.err
+
+
+def document_of(base: str, examples: str) -> dict[str, Any]:
+    data = {"source": Path(examples).as_uri()}
+    return {"recipe": "fine_tuning", "model": {"base": base}, "data": data}
