@@ -3,7 +3,7 @@
 
 import { adjust } from '../lib/address.js';
 import { AXES, axisOf } from '../lib/axes.js';
-import { html, useEffect, useRef, useState } from '../lib/html.js';
+import { html, useRef, useState } from '../lib/html.js';
 import { SMOOTHINGS } from '../lib/smoothing.js';
 import { Chart } from './chart.js';
 import { Menu } from './common.js';
@@ -104,14 +104,20 @@ export function Panel({ panel: { name, keys, members }, options, metrics, childr
 }
 
 function Limits({ name, limits }) {
-  const [least, most] = limits.get(name) ?? [null, null];
-  const [draft, setDraft] = useState([least ?? '', most ?? '']);
-  useEffect(() => setDraft([least ?? '', most ?? '']), [least, most]);
+  const own = limits.get(name) ?? [null, null];
+  const [typed, setTyped] = useState({});
+  // What was typed counts until the limits change. It follows each key, because charts are drawn anew meanwhile.
+  const draft = typed.beside === own.join() ? typed.values : own.map((one) => one ?? '');
+  const edit = (n, event) => {
+    const values = draft.map((one, i) => (i === n ? event.target.value : one));
+    setTyped({ beside: own.join(), values });
+    return values;
+  };
   const apply = (next) => {
-    setDraft(next);
     const kept = [...limits].filter(([other]) => other !== name).map(([other, range]) => `${range.map((one) => one ?? '').join(':')}:${other}`);
     adjust({ y: next.some((one) => one !== '') ? [...kept, `${next.join(':')}:${name}`] : kept });
   };
-  const field = (n, title) => html`<input type="number" step="any" aria-label=${`${title} of y`} placeholder="fits" value=${draft[n]} onChange=${(event) => apply(draft.map((one, i) => (i === n ? event.target.value : one)))} />`;
+  const field = (n, title) => html`<input type="number" step="any" aria-label=${`${title} of y`} placeholder="fits" value=${draft[n]}
+    onInput=${(event) => edit(n, event)} onChange=${(event) => apply(edit(n, event))} />`;
   return html`<div class="limits">y from ${field(0, 'Least value')} to ${field(1, 'Largest value')}</div>`;
 }
