@@ -19,7 +19,7 @@ export function Filters({ params, queues }) {
   const [text, setText] = useState(params.get('text') || '');
   const [label, setLabel] = useState('');
   const typing = useRef(null);
-  useEffect(() => setText(params.get('text') || ''), [params.get('text')]);
+  useLayoutEffect(() => setText(params.get('text') || ''), [params.get('text')]); // before the reader can type
   useEffect(() => () => clearTimeout(typing.current), []);
   const type = (value) => {
     setText(value);
@@ -63,7 +63,7 @@ export function Search({ where, error, known, onFocus }) {
   const complete = useRef(null);
   const caret = useRef(null);
   const field = useRef(null);
-  useEffect(() => setText(where), [where]);
+  useLayoutEffect(() => setText(where), [where]);
   const [, column, message] = error?.message.match(/^column (\d+): ([^]*)$/) ?? [null, null, error?.message];
   // The server counts characters; JavaScript counts UTF-16 code units.
   const before = column ? [...where].slice(0, column - 1).join('') : where;
