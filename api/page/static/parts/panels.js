@@ -107,10 +107,10 @@ function Limits({ name, limits }) {
   const own = limits.get(name) ?? [null, null];
   const [typed, setTyped] = useState({});
   // What was typed counts until the limits change. It follows each key, because charts are drawn anew meanwhile.
-  const draft = typed.beside === own.join() ? typed.values : own.map((one) => one ?? '');
+  const draft = typed.limits === own.join() ? typed.values : own.map((one) => one ?? '');
   const edit = (n, event) => {
     const values = draft.map((one, i) => (i === n ? event.target.value : one));
-    setTyped({ beside: own.join(), values });
+    setTyped({ limits: own.join(), values });
     return values;
   };
   const apply = (next) => {
