@@ -14,6 +14,7 @@ from api.http.concurrency import ConcurrencyLimiter, ConcurrencyLimits
 from api.observability.prometheus import Telemetry
 from api.problems import Refused
 from api.security.auth import Authority
+from service.domain import callers
 from service.jobs.faults import FaultService
 from service.jobs.queries import Queries
 from service.jobs.service import Jobs
@@ -88,6 +89,12 @@ async def admin(request: Request) -> str:
     return context.authority.actor(name)
 
 
+async def whole_caller(request: Request) -> callers.Caller:
+    """Return the caller, and whether the caller is an admin."""
+    name = caller_of(request)
+    return callers.Caller(name, context_of(request).authority.is_admin(name))
+
+
 async def whose(request: Request) -> str | None:
     """Return the user whose objects the caller can see, or None if the caller is an admin, who can
     see the objects of all users."""
@@ -124,6 +131,7 @@ TheJobs = Annotated[Jobs, use_cases(lambda runtime: runtime.jobs)]
 TheQueries = Annotated[Queries, use_cases(lambda runtime: runtime.queries)]
 TheFaults = Annotated[FaultService, use_cases(lambda runtime: runtime.faults)]
 Caller = Annotated[str, Depends(caller)]
+TheCaller = Annotated[callers.Caller, Depends(whole_caller)]
 Actor = Annotated[str, Depends(actor)]
 Whose = Annotated[str | None, Depends(whose)]
 Admin = Annotated[str, Depends(admin)]

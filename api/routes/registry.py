@@ -7,14 +7,13 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 from fastapi import Query as QueryParameters
 
-from api.context import Caller, NoParameters, PageQuery, TheContext, use_cases
+from api.context import Caller, NoParameters, PageQuery, TheCaller, TheContext, use_cases
 from api.http import body
 from api.http.caching import answer, fresh
 from api.http.concurrency import TOO_MANY
 from api.http.waiting import limited
 from api.openapi import json_body
 from api.problems import BODY, declare
-from api.routes.schedules import TheCaller
 from dray import views
 from dray.input import model_names
 from dray.model_requests import AliasRequest, CardRequest, RegistrationRequest

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi import Query as QueryParameters
 
-from api.context import NoParameters, PageQuery, TheContext, caller_of, context_of, use_cases
+from api.context import NoParameters, PageQuery, TheCaller, TheContext, use_cases
 from api.http import body
 from api.http.caching import answer, fresh
 from api.http.concurrency import TOO_MANY
@@ -18,7 +18,7 @@ from api.openapi import json_body
 from api.problems import BODY, SUBMISSION, declare
 from dray import views
 from dray.schedule_requests import ScheduleChangeRequest, ScheduleRequest
-from service.schedules.service import Caller, Schedules
+from service.schedules.service import Schedules
 
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
 TheSchedules = Annotated[
@@ -27,14 +27,6 @@ TheSchedules = Annotated[
 ]
 
 ONE = ("invalid_parameter", "schedule_not_found")
-
-
-async def _caller(request: Request) -> Caller:
-    name = caller_of(request)
-    return Caller(name, context_of(request).authority.is_admin(name))
-
-
-TheCaller = Annotated[Caller, Depends(_caller)]
 
 
 @router.post(

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from sqlalchemy.orm import Session
 
@@ -27,6 +27,7 @@ from service.db.repositories.submission import schedules as repository
 from service.db.session import Database, notify, touch
 from service.db.types import storable
 from service.domain import documents
+from service.domain.callers import Caller
 from service.domain.cursors import decode_cursor, encode_cursor
 from service.domain.documents import DocumentRefused
 from service.domain.errors import (
@@ -56,16 +57,10 @@ LastRun = tuple[ScheduleRunRow, JobState | None]
 """A run and the state of its job."""
 
 
-class Caller(NamedTuple):
-    """The user who asks. Admins can see the schedules of all users."""
-
-    name: str
-    is_admin: bool
-
-
 class Schedules:
     """The use cases. Each raises ScheduleNotFound for a schedule that the caller may not see.
-    `reference` is the id of a schedule, or the name of one of the caller's schedules."""
+    Admins can see all schedules. `reference` is the id of a schedule, or the name of one of the
+    caller's schedules."""
 
     def __init__(self, database: Database, jobs: Jobs, settings: Settings) -> None:
         self._database = database

@@ -31,6 +31,7 @@ from service.db.repositories.catalog import mlflow_exports
 from service.db.repositories.catalog import registry as repository
 from service.db.session import Database, touch
 from service.db.types import storable
+from service.domain.callers import Caller
 from service.domain.cursors import decode_cursor, encode_cursor
 from service.domain.errors import (
     AliasMoved,
@@ -43,7 +44,6 @@ from service.domain.errors import (
     VersionInUse,
 )
 from service.jobs.service import found
-from service.schedules.service import Caller
 from service.storage.storage import Storage, in_storage_thread
 from service.tracking import origins
 

@@ -15,9 +15,10 @@ from sqlalchemy import Engine, text
 from dray.schedule_requests import ScheduleChangeRequest, ScheduleRequest
 from dray.views import JobState
 from service.domain import ids
+from service.domain.callers import Caller
 from service.domain.errors import ScheduleExists
 from service.runtime import Runtime
-from service.schedules.service import Caller, Schedules
+from service.schedules.service import Schedules
 from tests.simulation import clock
 from tests.simulation.attempt import Plan
 from tests.simulation.process import Process

@@ -10,10 +10,11 @@ from dray import views
 from dray.filters import JobFilter
 from dray.schedule_requests import ScheduleChangeRequest, ScheduleRequest
 from service.db.session import Database
+from service.domain.callers import Caller
 from service.loops.schedule_runner import ScheduleRunner
 from service.loops.shared.fencing import LoopDatabase
 from service.loops.shared.timings import LoopTimings
-from service.schedules.service import Caller, Schedules
+from service.schedules.service import Schedules
 from service.storage.storage import Storage
 from tests.unit.service.helpers import Service
 

@@ -18,6 +18,7 @@ from dray.model_requests import AliasRequest, RegistrationRequest
 from ray_workers.shared.contracts import Cause, Frame
 from ray_workers.shared.names import attempt_prefix
 from service.db.repositories import storage as storage_repository
+from service.domain.callers import Caller
 from service.domain.errors import (
     AliasMoved,
     CheckpointInUse,
@@ -28,7 +29,6 @@ from service.domain.errors import (
     NotFound,
     VersionInUse,
 )
-from service.schedules.service import Caller
 from service.tracking.registry import MAX_ALIASES, Registry
 from tests.seeds import drawn
 from tests.unit.service.helpers import Service
