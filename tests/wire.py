@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from dray.spec import JobSpec
-from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, RankTask, Slice
+from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, RankTask
 from ray_workers.shared.frames import RoundReport
 from ray_workers.shared.group_traits import GroupTraits
 from ray_workers.shared.node_needs import DataPolicy, EnvironmentPolicy
+from ray_workers.shared.slices import Slice
 from service.cluster.port import ClusterNode
 from service.domain.attempts.group_traits import traits_of
 from service.domain.documents import CheckedDocument

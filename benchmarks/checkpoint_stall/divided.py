@@ -39,8 +39,8 @@ from dray.train.checkpoints import CheckpointRef
 from dray.train.prepared.copies import changed
 from dray.train.prepared.dtensor import local, part_of, plain_part_of
 from ray_workers.training.checkpoint import checkpoint_files
-from ray_workers.training.checkpoint.checkpoint_files import CheckpointMetadata
 from ray_workers.training.checkpoint.manager import CheckpointManager
+from ray_workers.training.checkpoint.manifests import CheckpointMetadata
 from ray_workers.training.checkpoint.save_group import SaveGroup
 from ray_workers.training.core.compat_torch import store_of_group
 from ray_workers.training.parallel.pieces import Spread

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from benchmarks.scheduler.replay import GPUS_PER_NODE, NUM_NODES, ROUND_S, Allocation, ReplayedJob
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.scheduling import policy
 from service.domain.scheduling.outlook import forecast
 from service.domain.scheduling.placement import slots

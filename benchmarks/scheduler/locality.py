@@ -11,7 +11,7 @@ from statistics import mean
 
 from benchmarks.report import Result, Table
 from benchmarks.scheduler import snapshots
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.config.node_types import label_resources
 from service.domain.scheduling import policy
 from service.domain.scheduling.placement import slots

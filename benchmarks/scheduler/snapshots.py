@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.scheduling import policy
 from service.domain.scheduling.placement import slots
 from service.domain.scheduling.rules.dependencies import ArrayLimit, Dependency

@@ -19,7 +19,8 @@ from benchmarks.machine import ROOT, BenchmarkError, clean_environment, wait_unt
 from benchmarks.report import Comparison, Result, Row
 from benchmarks.serving.servers import MLFLOW
 from dray.spec import JobSpec
-from ray_workers.shared.contracts import Frame, FrameKind, Outcome, Phase, PollReply, Slice
+from ray_workers.shared.contracts import Frame, FrameKind, Outcome, Phase, PollReply
+from ray_workers.shared.slices import Slice
 from service.config.settings import Settings
 from service.db.migrate import migrate
 from service.db.session import Database

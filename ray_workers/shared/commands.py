@@ -11,7 +11,7 @@ import signal
 from dataclasses import dataclass
 
 from dray.drills import DrillKind
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 
 CORRUPT_SIGNAL = signal.SIGUSR1
 """The signal by which a drill makes a rank flip a bit of its own state."""

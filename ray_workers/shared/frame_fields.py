@@ -28,8 +28,8 @@ from dray.secure_aggregation.messages import MaskingPhase
 from dray.spec import MAX_WORKERS
 from dray.spec import OnDivergence as OnDivergence
 from dray.spec.federated.parts import MAX_CLIENTS
-from ray_workers.shared.contracts import Slice
 from ray_workers.shared.round_files import UPDATE, number_of
+from ray_workers.shared.slices import Slice
 
 MAX_STEP = 2**53
 """Maximum step. Step numbers up to this limit are exact in JSON, and far below the maximum of a

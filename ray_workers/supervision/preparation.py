@@ -11,9 +11,9 @@ from ray.exceptions import RayActorError
 
 from ray_workers.node import placement_groups
 from ray_workers.node.forkserver.client import ForkFailed
-from ray_workers.shared.contracts import Slice
 from ray_workers.shared.heartbeat import RankPhase
 from ray_workers.shared.processes.machine_speed import MachineSpeed
+from ray_workers.shared.slices import Slice
 from ray_workers.supervision.member import Member
 from ray_workers.supervision.node_clients import NodeClients
 from ray_workers.supervision.rules.recovery_rules import MOST_STARTS

@@ -14,7 +14,8 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ray_workers.node import placement_groups
-from ray_workers.shared.contracts import AttemptSpec, RoleSlots, Slice, by_bundle
+from ray_workers.shared.contracts import AttemptSpec
+from ray_workers.shared.slices import RoleSlots, Slice, by_bundle
 from ray_workers.supervision.rank_actor import RankActor
 from ray_workers.supervision.rules.timings import Timings
 

@@ -29,12 +29,12 @@ from ray_workers.shared.contracts import (
     Outcome,
     ProcessSpec,
     RankTask,
-    Slice,
 )
 from ray_workers.shared.heartbeat import RankAssignment, prefix_of
 from ray_workers.shared.names import rank_name
 from ray_workers.shared.peers import store_proxy
 from ray_workers.shared.processes.machine_speed import MachineSpeed
+from ray_workers.shared.slices import Slice
 from ray_workers.supervision.local_rank import LocalRank, end_all, is_local, kill
 from ray_workers.supervision.member import Member
 from ray_workers.supervision.rank_actor import RankActor, RankHost

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
-from ray_workers.shared.contracts import by_bundle
+from ray_workers.shared.slices import by_bundle
 from service.costs.prices_file import PricesFile
 from service.db.models import AttemptCostRow, AttemptRow, JobRow
 from service.db.repositories.scheduling import cluster as cluster_repository

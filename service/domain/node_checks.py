@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ray_workers.shared.contracts import Cause, Outcome, Slice
+from ray_workers.shared.contracts import Cause, Outcome
 from ray_workers.shared.self_tests import (
     MEASURES,
     DeviceOutcome,
@@ -17,6 +17,7 @@ from ray_workers.shared.self_tests import (
     TestedDevice,
     names_hardware,
 )
+from ray_workers.shared.slices import Slice
 
 LEAST_TWINS = 3
 """Number of other GPUs of the same model without which no GPU counts as slow."""

@@ -9,9 +9,8 @@ so a reply that arrives twice is stored once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -33,17 +32,14 @@ from service.db.repositories import events as events_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories import jobs as repository
 from service.db.repositories.bulk import change
-from service.db.repositories.telemetry import chunks as chunks_repository
 from service.db.session import measure, notify, touch
 from service.domain import meter
-from service.domain.attempts import ledger
 from service.domain.attempts.retries import (
     MAX_ROLLBACKS,
     ROLLBACK_FACTOR,
     Budgets,
     GiveUp,
     Retry,
-    RetryBudget,
     decide,
     is_same_error,
 )
@@ -53,6 +49,14 @@ from service.domain.scheduling.rules.times import shown
 from service.domain.series import Points
 from service.domain.states import CANCELLED_BY_USER, STOP_CODES, Trigger, once_stopped
 from service.ingest import fault_injection, goodput, resume_reports, silent_processes, trials
+from service.ingest.attempt_ends import (
+    charge,
+    confirmed,
+    details,
+    log_lines_lost,
+    ran_s,
+    retry_sentence,
+)
 from service.ingest.decoding import within
 from service.ingest.rank_frames import RankFrames
 from service.ingest.supervisor_frames import SupervisorFrames, generation, is_from_supervisor
@@ -177,11 +181,11 @@ class _Recorder:
         self._follow_phase(reply)
         SupervisorFrames(session, job, row, now, self.known, self.prices).take(of_supervisor)
         lacks_reports = self.lacks_reports or received.left_out is not None
-        outcome = reply.outcome and _confirmed(reply.outcome, lacks_reports=lacks_reports)
+        outcome = reply.outcome and confirmed(reply.outcome, lacks_reports=lacks_reports)
         has_succeeded = outcome is not None and outcome.cause is Cause.SUCCEEDED
         trials.follow(session, job, stored, now, may_stop=not has_succeeded)
         if outcome is not None:
-            lost = _log_lines_lost(session, row, outcome)
+            lost = log_lines_lost(session, row, outcome)
             LogStore(session, self.storage, job, row, now, self.known).close(lost)
             MetricStore(session, job, row, now, self.known).close()
             system_metrics.close(session, job.id, self.known)
@@ -248,7 +252,7 @@ class _Recorder:
         resizing.close(row)
         goodput.close(session, job, row, outcome.cause, ended_at)
         spending.charge(session, job, row, self.prices, ended_at)
-        job.runtime_used_s += _ran_s(row, outcome, ended_at)
+        job.runtime_used_s += ran_s(row, outcome, ended_at)
         by_drill = self.is_drilled and fault_injection.attempt_ended(
             session, job, row, outcome, ended_at, now
         )
@@ -271,7 +275,7 @@ class _Recorder:
             code=code,
             message=f"{message}. {left}" if left else message,
             now=self.now,
-            data=_details(self.job, outcome),
+            data=details(self.job, outcome),
             ends=self.ends,
         )
 
@@ -311,7 +315,7 @@ class _Recorder:
             stopped += "" if cause is Cause.PREEMPTED else f"; its last attempt: {message}"
             self._move(Trigger.EXPIRE, "deadline_passed", stopped, outcome)
             return
-        _charge(job, cause, decision.budget)
+        charge(job, cause, decision.budget)
         if isinstance(decision, GiveUp):
             self._move(Trigger.FAIL, decision.code, f"{message} ({decision.because})", outcome)
             return
@@ -322,7 +326,7 @@ class _Recorder:
             )
             sentence = f"rollback {ended} of {MAX_ROLLBACKS}: {sentence}"
         else:
-            sentence = _retry_sentence(cause, decision)
+            sentence = retry_sentence(cause, decision)
         held_by = self.row.hold_asked_by
         held = "" if held_by is None else f"; {held_message(held_by, job.id)}"
         move(
@@ -337,7 +341,7 @@ class _Recorder:
                 "not_before": now + timedelta(seconds=decision.delay_s),
                 "world_size": job.num_workers - job.num_spares,
             },
-            data=_details(job, outcome)
+            data=details(job, outcome)
             | {"delay_s": decision.delay_s, "charged_to": str(decision.budget)},
         )
 
@@ -381,80 +385,10 @@ class _Recorder:
         )
 
 
-def _confirmed(outcome: Outcome, *, lacks_reports: bool) -> Outcome:
-    """Return the outcome, or a failure if the outcome is a success but reports were omitted."""
-    if outcome.cause is not Cause.SUCCEEDED or not lacks_reports:
-        return outcome
-    message = "the attempt ended normally, but some of its reports could not be stored"
-    return replace(outcome, cause=Cause.INFRASTRUCTURE, message=message)
-
-
-def _log_lines_lost(
-    session: Session, attempt: AttemptRow, outcome: Outcome
-) -> Mapping[int, int | None]:
-    """Return how many log lines of each rank were lost; None for an unknown number."""
-    if outcome.log_lines_lost is not None:
-        return outcome.log_lines_lost
-    if attempt.started_at is None and not attempt.cursor:
-        return {}  # no process of the attempt is known
-    logged = chunks_repository.log_ranks(session, attempt.job_id, attempt.attempt)
-    return dict.fromkeys(sorted({*logged, *range(attempt.world_size)}))
-
-
 def _is_stale(stored: Mapping[str, int], reply: PollReply, asked: Mapping[str, int] | None) -> bool:
     if asked is not None and dict(asked) != dict(stored):
         return True
     return any(reply.cursor.get(spool, at) < at for spool, at in stored.items())
-
-
-def _ran_s(attempt: AttemptRow, outcome: Outcome, ended_at: datetime) -> float:
-    """Return the running time that counts against `max_runtime_s`, excluding the time during which
-    the machine was suspended.
-
-    If no supervisor reported the running time, it is derived from the ledger, or from the wall time
-    if the group changed its size.
-    """
-    if outcome.ran_s is not None:
-        return outcome.ran_s
-    if attempt.started_at is None:
-        return 0.0
-    wall_s = max(0.0, (ended_at - attempt.started_at).total_seconds())
-    if not attempt.slot_seconds or attempt.carriers is not None:
-        return wall_s
-    return min(wall_s, ledger.total(attempt.slot_seconds) / attempt.world_size)
-
-
-def _charge(job: JobRow, cause: Cause, budget: RetryBudget) -> None:
-    if budget is RetryBudget.USER:
-        job.user_failures += 1
-    elif budget is RetryBudget.INFRA:
-        job.infra_failures += 1
-    else:
-        job.free_requeues += 1
-    if cause is Cause.PREEMPTED:
-        job.preemptions += 1
-
-
-def _retry_sentence(cause: Cause, retry: Retry) -> str:
-    whose = "the data source" if cause is Cause.DATA_UNREACHABLE else "the cluster"
-    charged = {
-        RetryBudget.USER: "counted against max_retries",
-        RetryBudget.INFRA: f"counted as a fault of {whose}",
-        RetryBudget.FREE: "not counted",
-    }[retry.budget]
-    return f"will be retried after at least {retry.delay_s:g} s, {charged}"
-
-
-def _details(job: JobRow, outcome: Outcome) -> dict[str, Any]:
-    """Return the data of the event that reports an attempt's end."""
-    data: dict[str, Any] = {"cause": str(outcome.cause)}
-    if job.log_lines_dropped:
-        data["log_lines_dropped"] = job.log_lines_dropped
-    if outcome.rank is not None:
-        data["rank"] = outcome.rank
-    if outcome.exit_code is not None:
-        data["exit_code"] = outcome.exit_code
-    return data
 
 
 def _seconds(since: datetime, until: datetime) -> float:

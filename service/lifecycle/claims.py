@@ -18,8 +18,9 @@ from sqlalchemy.orm import Session
 from dray.spec import JobSpec
 from dray.train.checkpoints import CheckpointRef
 from dray.views import JobState
-from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, Phase, RoleSlots, Slice
+from ray_workers.shared.contracts import WORKER_MTBF_S, AttemptSpec, Phase
 from ray_workers.shared.node_needs import CodeRef, RemoteCodeRef
+from ray_workers.shared.slices import RoleSlots, Slice
 from service.checkpoints import base_jobs, init_from
 from service.checkpoints.catalog import counting_checkpoints
 from service.config import node_policies

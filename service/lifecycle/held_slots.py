@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.db.models import AttemptRow
 from service.domain.costs.prices import HeldOnNode
 

@@ -18,9 +18,10 @@ from datetime import datetime
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.shared.contracts import Outcome, Slice
+from ray_workers.shared.contracts import Outcome
 from ray_workers.shared.frame_fields import clean
 from ray_workers.shared.self_tests import DeviceOutcome, NodeTest, TestPhase
+from ray_workers.shared.slices import Slice
 from service.db.models import AttemptRow, JobRow, NodeCheckRow
 from service.db.notifications import NODE_CHECKS, QUEUE
 from service.db.repositories import attempts as attempts_repository

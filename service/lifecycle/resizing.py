@@ -20,8 +20,9 @@ from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from ray_workers.shared.commands import Grant, Recall
-from ray_workers.shared.contracts import Phase, RoleSlots, Slice
+from ray_workers.shared.contracts import Phase
 from ray_workers.shared.memory_limit import human
+from ray_workers.shared.slices import RoleSlots, Slice
 from service.db.models import AttemptRow, JobRow
 from service.db.notifications import ATTEMPTS, QUEUE
 from service.db.repositories import attempts as attempts_repository

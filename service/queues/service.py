@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from dray import views
-from dray.requests import QueueChangeRequest, QueueRequest
+from dray.queue_requests import QueueChangeRequest, QueueRequest
 from service.costs import spending
 from service.costs.prices_file import PricesFile
 from service.db.notifications import QUEUE

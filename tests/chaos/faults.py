@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from dray import errors
-from ray_workers.training.checkpoint import checkpoint_files
+from ray_workers.training.checkpoint import checkpoint_files, manifests
 from ray_workers.training.checkpoint.direct_io import folders
 from tests.chaos import crowding, memory
 from tests.chaos.ground import PASSING, patiently
@@ -145,7 +145,7 @@ def damage_newest_and_kill_supervisor(scene: Scene) -> None:
 
 
 def _is_committed(url: str) -> bool:
-    return Path(url.removeprefix("file://"), checkpoint_files.MANIFEST).exists()
+    return Path(url.removeprefix("file://"), manifests.MANIFEST).exists()
 
 
 def _step(url: str) -> int:

@@ -22,6 +22,7 @@ from dray import errors
 from ray_workers.shared import paths
 from ray_workers.shared.processes.procfs import stat_fields
 from tests.chaos import plan
+from tests.chaos.site import sitecustomize
 from tests.integration.harness import (
     ROOT,
     Service,
@@ -42,6 +43,8 @@ MIN_RUN_S = 1.0
 """Minimum time for which a job holds its slots before it can be preempted, short for the same
 reason."""
 RULES = {**SILENCE, "DRAY_MIN_RUN_S": f"{MIN_RUN_S:g}"}
+HOOKED = {"PYTHONPATH": os.pathsep.join([str(Path(sitecustomize.__file__).parent), str(ROOT)])}
+"""With this, each process imports `sitecustomize`."""
 PASSING = (errors.TransportError, errors.Unavailable)
 """Errors that a client gets while the service or its database is unavailable."""
 SILO_NAMES = ("north", "south")
@@ -164,7 +167,7 @@ class RayCluster:
         # Ray's processes inherit the environment, and ray reads some of it on import.
         os.environ |= {
             "RAY_TMPDIR": str(self._temp_dir),
-            "PYTHONPATH": str(ROOT),
+            **HOOKED,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token_file),
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
@@ -255,7 +258,7 @@ def _jobs_on(node_id: str) -> set[str]:
 @contextlib.contextmanager
 def embedded(folder: Path) -> Iterator[Ground]:
     """A service on SQLite with an embedded Ray."""
-    service = Service(folder / "home", {**RULES, "DRAY_LOCAL_SLOTS": "6"})
+    service = Service(folder / "home", {**RULES, **HOOKED, "DRAY_LOCAL_SLOTS": "6"})
     try:
         service.start()
         yield Ground(plan.EMBEDDED, service)
@@ -275,6 +278,7 @@ def cluster(folder: Path) -> Iterator[Ground]:
             folder / "home",
             {
                 **RULES,
+                **HOOKED,
                 "DRAY_DATABASE_URL": postgres.get_uri(),
                 "DRAY_RAY_ADDRESS": raylets.address,
                 "DRAY_RAY_TOKEN_FILE": str(raylets.token_file),

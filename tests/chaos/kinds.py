@@ -12,6 +12,7 @@ import numpy as np
 from dray.views import JobState
 from tests.chaos.ground import SILO_NAMES
 from tests.chaos.plan import GOSSIP, OUTSIDE, SERVERS, SILOS
+from tests.chaos.site import sitecustomize
 from tests.integration import silos
 from tests.integration.harness import digits, script
 from tests.unit.api.federated_rounds import tables
@@ -130,6 +131,7 @@ class Kind:
 
 STEPS_PER_EPOCH = 45
 """For the digits: 1,438 training samples in batches of 32."""
+GPU_EPOCHS = 8
 
 
 def _digits(name: str, num_workers: int, epochs: int, every_steps: int, **more: Any) -> Kind:
@@ -248,6 +250,13 @@ def _with_spare(kind: Kind) -> Kind:
     return kind
 
 
+def _on_gpus(kind: Kind) -> Kind:
+    """The same job on pretended GPUs, which compute more slowly."""
+    kind.spec["labels"] = sitecustomize.LABEL
+    kind.spec["train"]["epochs"] = GPU_EPOCHS
+    return replace(kind, num_steps=GPU_EPOCHS * STEPS_PER_EPOCH)
+
+
 def _checked() -> Kind:
     """A job whose replicas are compared. A drill corrupts the state of one of them."""
     kind = _digits("checked", 3, 20, 25)
@@ -341,6 +350,8 @@ def kinds(folder: Path) -> dict[str, Kind]:
         _divided("sharded replicas", 4, 25),
         _with_spare(_digits("with a spare", 2, 20, 25)),
         _with_spare(_divided("sharded with a spare", 2, 25)),
+        _on_gpus(_digits("on GPUs", 2, GPU_EPOCHS, 25)),
+        _on_gpus(_divided("sharded on GPUs", 2, 25)),
         _checked(),
         _read_by_loaders(folder),
         _clients(),

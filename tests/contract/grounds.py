@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dray.spec import JobSpec
 from ray_workers.shared.commands import Stop
-from ray_workers.shared.contracts import AttemptSpec, Cause, Frame, FrameKind, PollReply, Slice
+from ray_workers.shared.contracts import AttemptSpec, Cause, Frame, FrameKind, PollReply
+from ray_workers.shared.slices import Slice
 from service.cluster.port import AttemptRef, Cluster
 from service.cluster.ray.embedded import EmbeddedRay
 from tests.fakes.attempt import Exited, FakeRank

@@ -22,9 +22,8 @@ from ray_workers.shared.contracts import (
     Outcome,
     Phase,
     PollReply,
-    Slice,
-    by_bundle,
 )
+from ray_workers.shared.slices import Slice, by_bundle
 from ray_workers.supervision.rules.failure_attribution import RankExit, judge
 from tests.fakes.node import FakeNode, Pulse
 

@@ -24,9 +24,10 @@ from sqlalchemy import update
 
 from dray.requests import AnnotationRequest
 from dray.reservations import ReservationRequest
-from ray_workers.shared.contracts import AttemptSpec, Cause, Frame, FrameKind, Phase, Slice
+from ray_workers.shared.contracts import AttemptSpec, Cause, Frame, FrameKind, Phase
 from ray_workers.shared.names import attempt_prefix
 from ray_workers.shared.quarantine import Quarantined
+from ray_workers.shared.slices import Slice
 from service.cluster.port import ClusterNode, ClusterSnapshot
 from service.db.models import ForecastRow, JobRow
 from service.db.repositories import jobs

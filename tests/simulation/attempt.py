@@ -21,9 +21,9 @@ from ray_workers.shared.contracts import (
     FrameKind,
     Outcome,
     Phase,
-    Slice,
 )
 from ray_workers.shared.names import attempt_prefix
+from ray_workers.shared.slices import Slice
 from ray_workers.shared.spool_reader import spool_key
 from tests.fakes.attempt import Attempt
 from tests.fakes.node import FakeNode, Spool

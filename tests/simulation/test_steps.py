@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.db.session import Database
 from service.domain import leases
 from service.domain.scheduling.elastic import resizing

@@ -13,7 +13,7 @@ from api.http.caching import answer, fresh
 from api.openapi import json_body
 from api.problems import BODY, declare
 from dray import views
-from dray.requests import QueueChangeRequest, QueueRequest
+from dray.queue_requests import QueueChangeRequest, QueueRequest
 from dray.spec.fields import QUEUE_NAME
 from service.queues.service import Queues
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.scheduler.default_policy import PRIORITY, START
 from benchmarks.scheduler.generated.simulator import SimulatedJob
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.scheduling import policy
 from service.domain.scheduling.outlook import forecast
 from service.domain.scheduling.placement import slots

@@ -262,15 +262,13 @@ class TrainingSession(BatchState):
             self._is_pending = False
 
     def _check_handed_over(self) -> None:
-        """Raise an error that ends the attempt if a new process started from an incomplete
-        state."""
+        """Raise an error that ends the attempt if a new process began with an incomplete state."""
         if self._has_misled:
             raise self.group.state_lost()
 
     def _compare(self) -> None:
-        """Make the ranks of a new group compare their copies. Raises an error that ends the attempt
-        if the copies differ. Collective, called in a group's first operation and when the script
-        ends."""
+        """Compare the copies of a new group's ranks, in its first operation and when the script
+        ends. Raises an error that ends the attempt if the copies differ. Collective."""
         if not self._must_compare:
             return
         mine = [self.trained.digest()]

@@ -35,6 +35,17 @@ from dray.train.checkpoints import CheckpointRef
 from dray.train.files import local_path
 from ray_workers.shared.frames import CheckpointDroppedReport
 from ray_workers.training.checkpoint import direct_io, safetensors_layout
+from ray_workers.training.checkpoint.manifests import (
+    MALFORMED,
+    MANIFEST,
+    MANIFEST_VERSION,
+    CheckpointMetadata,
+    CommittedCheckpoint,
+    read_file,
+    read_manifest,
+    unreadable,
+    url_of,
+)
 from ray_workers.training.checkpoint.save_group import (
     NotFiniteError,
     RankReport,
@@ -47,46 +58,13 @@ from ray_workers.training.checkpoint.stored_tensors import StoredFile, mapped, s
 from ray_workers.training.core.errors import BrokenCheckpointError, UnreachableCheckpointError
 from ray_workers.training.core.faultpoints import FaultPoint, faultpoint
 
-MANIFEST = "manifest.json"
 TENSORS = "state.safetensors"
 TREE = "state.json"
 OLD_STATE = "state.pt"
-MANIFEST_VERSION = 3
-"""Version 1 stored the whole state in one file, `state.pt`, written by torch.save. Checkpoints of
-version 1 can still be read. Version 2 has one file of tensors, and is also written today unless
-several ranks write the state. Version 0 stands for a manifest without a version: the files of a
-script, written by `dray.train.save_checkpoint`."""
 RNG = "seeds are derived from (seed, step, rank)"
 
-_GONE = (FileNotFoundError, NotADirectoryError)
-MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
-"""Errors raised when reading a document that does not have the expected structure."""
 
 State = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class CheckpointMetadata:
-    """The part of a manifest that does not describe files."""
-
-    step: int
-    metrics: Mapping[str, float]
-    """Metrics from the evaluation after this step; empty if there was no evaluation."""
-    position: Mapping[str, int | str]
-    """The position from which to continue reading the data, and the world size."""
-    loss: float | None = None
-    """Training loss of the step."""
-
-
-@dataclass(frozen=True)
-class CommittedCheckpoint:
-    """A committed checkpoint."""
-
-    url: str
-    step: int
-    manifest_sha256: str
-    size_bytes: int
-    metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -106,10 +84,6 @@ class SkippedCheckpoint(NamedTuple):
     is_reached: bool = True
     """Whether the checkpoint could be read. If the storage raised an error instead, the checkpoint
     may be intact."""
-
-
-def url_of(base_url: str, step: int) -> str:
-    return f"{base_url.rstrip('/')}/step-{step:012d}"
 
 
 def save(base_url: str, about: CheckpointMetadata, state: State) -> CommittedCheckpoint:
@@ -283,14 +257,14 @@ def _opened(url: str, num_bytes: int) -> StoredFile:
     try:
         return StoredFile(mapped(path, num_bytes), num_bytes)
     except OSError as error:
-        raise _unreadable(url, error) from error
+        raise unreadable(url, error) from error
 
 
 def _read_range(url: str, start: int, num_bytes: int) -> Tensor:
     try:
         content = direct_io.read_range(url, start, num_bytes)
     except OSError as error:
-        raise _unreadable(url, error) from error
+        raise unreadable(url, error) from error
     if len(content) != num_bytes:
         raise BrokenCheckpointError(f"{url} ends before byte {start + num_bytes}")
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
@@ -312,56 +286,13 @@ def _as_state(state: Any) -> State:
     return state
 
 
-def read_manifest(ref: CheckpointRef) -> tuple[CommittedCheckpoint, dict[str, Any]]:
-    """Read a checkpoint's manifest. Raises BrokenCheckpointError."""
-    text = _read(f"{ref.url}/{MANIFEST}")
-    sha256 = hashlib.sha256(text).hexdigest()
-    if sha256 != ref.manifest_sha256:
-        raise BrokenCheckpointError(
-            f"the manifest of {ref.url} has the hash {sha256} instead of {ref.manifest_sha256}"
-        )
-    try:
-        manifest = {"version": 0, "position": {}, **json.loads(text)}
-        if not 0 <= manifest["version"] <= MANIFEST_VERSION:
-            raise BrokenCheckpointError(
-                f"{ref.url} has version {manifest['version']}, but this version of dray "
-                f"supports only versions up to {MANIFEST_VERSION}"
-            )
-        saved = _described(ref, len(text), manifest)
-    except MALFORMED as error:
-        raise BrokenCheckpointError(
-            f"the manifest of {ref.url} does not describe a checkpoint: {error!r}"
-        ) from error
-    return saved, manifest
-
-
-def _described(
-    ref: CheckpointRef, num_bytes: int, manifest: Mapping[str, Any]
-) -> CommittedCheckpoint:
-    """Check the fields of a manifest. Raises LookupError, TypeError or ValueError."""
-    if manifest["step"] != ref.step:
-        raise ValueError(f"the manifest is for step {manifest['step']}, not step {ref.step}")
-    for entry in manifest["files"]:
-        if "/" in entry["path"] or not isinstance(entry["sha256"], str):
-            raise ValueError(f"{entry['path']!r} is not the name of a checkpoint file")
-        num_bytes += int(entry["size_bytes"])
-    if len({entry["path"] for entry in manifest["files"]}) < len(manifest["files"]):
-        raise ValueError("the manifest lists a file twice")
-    loss = manifest.get("loss")
-    dict(manifest["position"])
-    metrics = {str(key): float(value) for key, value in dict(manifest["metrics"]).items()}
-    if loss is not None:
-        float(loss)
-    return CommittedCheckpoint(ref.url, ref.step, ref.manifest_sha256, num_bytes, metrics)
-
-
 def committed(base_url: str) -> list[CommittedCheckpoint]:
     """Return the checkpoints below a URL whose manifest exists and is valid, oldest first."""
     found = []
     for url in direct_io.folders(base_url):
         step = url.rpartition("/step-")[2]
         try:
-            sha256 = hashlib.sha256(_read(f"{url}/{MANIFEST}")).hexdigest()
+            sha256 = hashlib.sha256(read_file(f"{url}/{MANIFEST}")).hexdigest()
             found.append(read_manifest(CheckpointRef(url, int(step), sha256))[0])
         except (BrokenCheckpointError, ValueError):  # unfinished, or not a checkpoint
             continue
@@ -418,7 +349,7 @@ def _verified(url: str, entry: Mapping[str, Any]) -> Path | bytes:
     if path is not None:
         _check(name, entry, direct_io.measure)
         return path
-    content = _read(name)
+    content = read_file(name)
     _check(name, entry, lambda _: (len(content), hashlib.sha256(content).hexdigest()))
     return content
 
@@ -427,7 +358,7 @@ def _check(name: str, entry: Mapping[str, Any], measure: Callable[[str], tuple[i
     try:
         num_bytes, sha256 = measure(name)
     except OSError as error:
-        raise _unreadable(name, error) from error
+        raise unreadable(name, error) from error
     if num_bytes != entry["size_bytes"]:
         raise BrokenCheckpointError(
             f"{name} has {num_bytes} bytes instead of {entry['size_bytes']}"
@@ -438,15 +369,3 @@ def _check(name: str, entry: Mapping[str, Any], measure: Callable[[str], tuple[i
 
 def _bytes_of(part: Path | bytes) -> bytes:
     return part.read_bytes() if isinstance(part, Path) else part
-
-
-def _read(url: str) -> bytes:
-    try:
-        return files.read(url)
-    except OSError as error:
-        raise _unreadable(url, error) from error
-
-
-def _unreadable(url: str, error: OSError) -> BrokenCheckpointError:
-    kind = BrokenCheckpointError if isinstance(error, _GONE) else UnreachableCheckpointError
-    return kind(f"{url} cannot be read: {error}")

@@ -20,8 +20,8 @@ from dray.train.checkpoints import CheckpointRef, await_known, staying
 from dray.train.spool import EVERYTHING, Known
 from ray_workers.shared.frames import CheckpointReport
 from ray_workers.shared.job_log import log
-from ray_workers.training.checkpoint import checkpoint_files
-from ray_workers.training.checkpoint.checkpoint_files import CheckpointMetadata, CommittedCheckpoint
+from ray_workers.training.checkpoint import checkpoint_files, manifests
+from ray_workers.training.checkpoint.manifests import CheckpointMetadata, CommittedCheckpoint
 from ray_workers.training.checkpoint.save_group import (
     NotFiniteError,
     RankReport,
@@ -106,7 +106,7 @@ class CheckpointManager:
         self._writer.submit(_sweep, {ref.url.rpartition("/")[0] for ref in refs})
         for ref in refs:
             try:
-                self._saved.append(checkpoint_files.read_manifest(ref)[0])
+                self._saved.append(manifests.read_manifest(ref)[0])
             except BrokenCheckpointError as error:
                 log(
                     f"ignoring an earlier checkpoint when counting the checkpoints to keep: {error}"
@@ -158,7 +158,7 @@ class CheckpointManager:
         """Whether the step is saved in this attempt, or is being saved."""
         if self.is_saving and self._step == step:
             return True
-        url = checkpoint_files.url_of(self._base_url, step)
+        url = manifests.url_of(self._base_url, step)
         return any(one.url == url for one in self._saved)
 
     def hold(self) -> None:

@@ -19,9 +19,9 @@ from torch import Tensor
 from dray import train
 from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.job_log import log
-from ray_workers.training.checkpoint.checkpoint_files import CheckpointMetadata
 from ray_workers.training.checkpoint.interval import CheckpointInterval, StallMeter
 from ray_workers.training.checkpoint.manager import CheckpointManager
+from ray_workers.training.checkpoint.manifests import CheckpointMetadata
 from ray_workers.training.checkpoint.save_group import SaveGroup
 from ray_workers.training.core.schedule import Calendar
 from ray_workers.training.elastic import process_group

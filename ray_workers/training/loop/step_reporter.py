@@ -17,6 +17,7 @@ from ray_workers.shared import spool_reader
 from ray_workers.shared.contracts import FrameKind
 from ray_workers.shared.heartbeat import HeartbeatPage, UnreportedStep
 from ray_workers.training.core.divergence import Divergence
+from ray_workers.training.data.prefetcher import Feeding
 from ray_workers.training.devices import is_gpu, module_of
 
 FLUSH_S = 0.05
@@ -27,6 +28,16 @@ because the code and data for it have been evicted from the CPU's caches."""
 
 Event = Any
 """A GPU event, such as `torch.cuda.Event`."""
+
+
+class Batch(NamedTuple):
+    """This rank's part of a step's global batch."""
+
+    feed: Feeding
+    began: float
+    """Start time of the step, from `time.perf_counter`, in seconds."""
+    wait_s: float
+    """Number of seconds that the step waited for its samples."""
 
 
 class StepFigures(NamedTuple):

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,23 +36,13 @@ from ray_workers.training.loop.client_evaluation import evaluation_of
 from ray_workers.training.loop.comm_metrics import CommMetrics
 from ray_workers.training.loop.profiler import Profiler
 from ray_workers.training.loop.replica_check import ReplicaCheck
-from ray_workers.training.loop.step_reporter import StepFigures, StepReporter
+from ray_workers.training.loop.step_reporter import Batch, StepFigures, StepReporter
 from ray_workers.training.loop.training_state import TrainingState
 from ray_workers.training.parallel import StrategyContext, calendar_of, strategy_of
 from ray_workers.training.parallel.gradients import Pass
 
 NOWHERE = -1
 """The rank of a process that does not belong to a group."""
-
-
-class Batch(NamedTuple):
-    """This rank's part of a step's global batch."""
-
-    feed: Feeding
-    began: float
-    """Start time of the step, from `time.perf_counter`, in seconds."""
-    wait_s: float
-    """Number of seconds that the step waited for its samples."""
 
 
 class Trainer:

@@ -14,12 +14,9 @@ from dray.spec import JobSpec
 from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.heartbeat import UnreportedStep
 from ray_workers.training.checkpoint import checkpoint_files, resuming
-from ray_workers.training.checkpoint.checkpoint_files import (
-    CheckpointMetadata,
-    LoadedCheckpoint,
-    SkippedCheckpoint,
-)
+from ray_workers.training.checkpoint.checkpoint_files import LoadedCheckpoint, SkippedCheckpoint
 from ray_workers.training.checkpoint.manager import CheckpointManager
+from ray_workers.training.checkpoint.manifests import CheckpointMetadata
 from ray_workers.training.checkpoint.peer_memory import PeerMemory
 from ray_workers.training.core.errors import CopiesDifferError, DataError, PartsLostError
 from ray_workers.training.core.progress import NO_STATE, NOTHING, Progress

@@ -26,9 +26,10 @@ from dray.train.prepared.copies import changed
 from dray.train.storage_faults import StorageError
 from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment
-from ray_workers.training.checkpoint import checkpoint_files, resuming
-from ray_workers.training.checkpoint.checkpoint_files import CheckpointMetadata, LoadedCheckpoint
+from ray_workers.training.checkpoint import checkpoint_files, manifests, resuming
+from ray_workers.training.checkpoint.checkpoint_files import LoadedCheckpoint
 from ray_workers.training.checkpoint.manager import CheckpointManager
+from ray_workers.training.checkpoint.manifests import CheckpointMetadata
 from ray_workers.training.checkpoint.save_group import SaveGroup
 from ray_workers.training.checkpoint.tagged_values import tagged, untagged
 from ray_workers.training.core.errors import BrokenCheckpointError, UnreachableCheckpointError
@@ -108,7 +109,7 @@ def read_divided(folder: Path) -> Mapping[str, Any]:
 def _read(ref: CheckpointRef, *, number: int, num_ranks: int) -> LoadedCheckpoint:
     """Read a checkpoint that was written by the ranks or, in earlier versions of dray, by rank
     0."""
-    saved, manifest = checkpoint_files.read_manifest(ref)
+    saved, manifest = manifests.read_manifest(ref)
     if manifest["version"] != 0:
         return checkpoint_files.load(ref, number=number, num_ranks=num_ranks)
     with tempfile.TemporaryDirectory(prefix="dray-checkpoint-") as scratch:

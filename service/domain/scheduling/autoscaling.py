@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from ray_workers.shared.contracts import Slice, by_bundle
+from ray_workers.shared.slices import Slice, by_bundle
 from service.config.node_types import LABEL_SHARE, OPEN, NodeType, label_resources
 from service.domain.scheduling.placement.gangs import Gangs
 from service.domain.scheduling.placement.phrases import amount_of

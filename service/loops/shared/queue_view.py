@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from dray.drills import DrillKind
 from dray.views import JobState
 from ray_workers.shared.commands import Command, Drill, Leave, Limit, Stop
-from ray_workers.shared.contracts import RoleSlots, Slice
+from ray_workers.shared.slices import RoleSlots, Slice
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import faults as faults_repository
 from service.db.repositories.scheduling import planned_jobs

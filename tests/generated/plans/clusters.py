@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from ray_workers.shared.contracts import RoleSlots, Slice, by_bundle
+from ray_workers.shared.slices import RoleSlots, Slice, by_bundle
 from service.domain.scheduling.elastic.resizing import spare
 from service.domain.scheduling.placement import shared_gpus
 from service.domain.scheduling.placement.shared_gpus import parts_on, with_shared_gpus

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.scheduling.placement import shared_gpus
 from service.domain.scheduling.policy import (
     Decision,

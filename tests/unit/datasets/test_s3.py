@@ -23,7 +23,8 @@ from ray_workers.datasets.sources import source
 from ray_workers.datasets.sources.s3 import S3Origin
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.checkpoint import checkpoint_files, direct_io
-from ray_workers.training.checkpoint.checkpoint_files import CheckpointMetadata, SkippedCheckpoint
+from ray_workers.training.checkpoint.checkpoint_files import SkippedCheckpoint
+from ray_workers.training.checkpoint.manifests import CheckpointMetadata
 from ray_workers.training.core.errors import (
     BrokenCheckpointError,
     DataError,

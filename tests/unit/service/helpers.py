@@ -13,7 +13,8 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from dray import views
-from dray.requests import JobChangeRequest, QueueRequest
+from dray.queue_requests import QueueRequest
+from dray.requests import JobChangeRequest
 from dray.spec import JobSpec
 from ray_workers.shared.contracts import (
     SUPERVISOR_RANK,
@@ -24,9 +25,9 @@ from ray_workers.shared.contracts import (
     Outcome,
     Phase,
     PollReply,
-    Slice,
 )
 from ray_workers.shared.names import attempt_prefix
+from ray_workers.shared.slices import Slice
 from service.config.settings import Settings
 from service.costs.prices_file import PricesFile
 from service.costs.reports import Costs

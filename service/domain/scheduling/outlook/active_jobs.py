@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.scheduling.elastic.resizing import spare
 from service.domain.scheduling.outlook.forecast import LONGEST_S
 from service.domain.scheduling.outlook.situation import Situation

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from ray_workers.shared.contracts import Slice, by_bundle
+from ray_workers.shared.slices import Slice, by_bundle
 from service.domain.scheduling import policy
 from service.domain.scheduling.outlook.active_jobs import ActiveJob, started, waiting_again
 from service.domain.scheduling.outlook.endings import Endings

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ray_workers.shared.contracts import Slice, by_role
+from ray_workers.shared.slices import Slice, by_role
 from service.config.node_types import CELL, OPEN
 from service.domain.scheduling.placement.phrases import needs, spoken_bundle
 from service.domain.scheduling.placement.pinned_nodes import PinnedNodes

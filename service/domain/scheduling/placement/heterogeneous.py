@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.scheduling.placement.placement import Placement
 from service.domain.scheduling.placement.slots import EPSILON, Request, add, fits
 from service.domain.scheduling.placement.topology import Topology

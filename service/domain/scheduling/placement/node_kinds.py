@@ -11,7 +11,7 @@ import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.config.node_types import CELL, OPEN
 from service.domain.scheduling.placement.gangs import Gangs, Requirement, WorkerKind
 from service.domain.scheduling.placement.heterogeneous import place_heterogeneous

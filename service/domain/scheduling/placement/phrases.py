@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ray_workers.shared.contracts import RoleSlots
+from ray_workers.shared.slices import RoleSlots
 from service.config.node_types import labels_in, without_labels
 from service.domain.scheduling.placement.slots import ACCELERATOR, Request
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 
 PinnedNodes = tuple[tuple[str, ...], ...]
 """The labels of each worker's node, as resources. The first worker is omitted, because it is not

@@ -16,7 +16,7 @@ import bisect
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.scheduling.placement.topology import Domain, Place, Topology
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.scheduling.placement.gangs import WorkerKind
 from service.domain.scheduling.placement.node_kinds import Amounts, ByCell, NodeKinds, times_on
 from service.domain.scheduling.placement.placement import Placement

@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ray_workers.shared.contracts import by_bundle
+from ray_workers.shared.slices import by_bundle
 from service.domain.scheduling.placement.slots import (
     EPSILON,
     NUM_GPUS,

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dray.spec import Elastic, JobSpec, Resources
-from ray_workers.shared.contracts import RoleSlots, Slice, by_bundle
+from ray_workers.shared.slices import RoleSlots, Slice, by_bundle
 from service.config.node_types import (
     LABEL_SHARE,
     OPEN,

@@ -10,7 +10,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.scheduling.placement.gangs import Gangs, WorkerKind
 from service.domain.scheduling.placement.node_kinds import Amounts, NodeKinds
 from service.domain.scheduling.placement.shared_gpus import (

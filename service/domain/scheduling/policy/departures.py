@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.scheduling.elastic import sizing
 from service.domain.scheduling.elastic.targets import ElasticClaim, Standing, in_vain, targets
 from service.domain.scheduling.placement.gangs import Gang, Gangs, WorkerKind

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
-from ray_workers.shared.contracts import by_bundle
+from ray_workers.shared.slices import by_bundle
 from service.domain.scheduling.placement.gangs import Gang, Gangs
 from service.domain.scheduling.placement.pools import Pool
 from service.domain.scheduling.placement.shared_gpus import with_shared_gpus

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ray_workers.shared.contracts import RoleSlots
+from ray_workers.shared.slices import RoleSlots
 from service.config.node_types import LABEL, OPEN
 from service.domain.scheduling.placement.gangs import Gang
 from service.domain.scheduling.placement.heterogeneous import never_fits

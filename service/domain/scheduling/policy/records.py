@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.scheduling.elastic.sizing import ElasticJob
 from service.domain.scheduling.placement.slots import Holder, Node, Request, count
 from service.domain.scheduling.rules import eviction, shares

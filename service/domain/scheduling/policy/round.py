@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.scheduling.placement.gangs import Gang, Gangs, WorkerKind
 from service.domain.scheduling.placement.phrases import workers
 from service.domain.scheduling.placement.pools import Offer, Pool, pack_later

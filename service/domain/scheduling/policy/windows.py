@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.config.node_types import CELL
 from service.domain.scheduling.placement.slots import (
     Fence,

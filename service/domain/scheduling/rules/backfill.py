@@ -16,7 +16,7 @@ from functools import partial
 from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.scheduling.placement.gangs import Gangs, WorkerKind
 from service.domain.scheduling.placement.pools import Pool
 from service.domain.scheduling.rules.eviction import Ask, RunningJob, SlotCheck

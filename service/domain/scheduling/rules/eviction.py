@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.scheduling.elastic.resizing import released_together
 from service.domain.scheduling.placement.gangs import Gangs, WorkerKind
 from service.domain.scheduling.placement.node_kinds import Amounts

@@ -14,7 +14,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.scheduling.placement.gangs import WorkerKind
 from service.domain.scheduling.placement.phrases import spoken
 from service.domain.scheduling.placement.slots import EPSILON, Holder, Node, amounts

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.scheduling.placement.gangs import Gang, WorkerKind
 from service.domain.scheduling.placement.node_kinds import NodeKinds
 from service.domain.scheduling.placement.pools import Pool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from dray.requests import QueueRequest
+from dray.queue_requests import QueueRequest
 from service.domain.scheduling.outlook.situation import Situation
 from tests.integration.tour import blocks_of, run_tour
 from tests.unit.api.serving import serving

@@ -12,7 +12,8 @@ import pytest
 from sqlalchemy.orm import Session
 
 from dray import views
-from ray_workers.shared.contracts import Cause, FrameKind, Outcome, Phase, Slice
+from ray_workers.shared.contracts import Cause, FrameKind, Outcome, Phase
+from ray_workers.shared.slices import Slice
 from service.cluster.port import ClusterSnapshot
 from service.costs.prices_file import PricesFile
 from service.costs.reports import Costs

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dray.input.units import money
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.costs.budgets import QueueSpending, month_of, next_month, used_up, with_budget
 from service.domain.costs.prices import HeldOnNode, PriceRule, Prices, cost_of, unreachable
 from service.domain.scheduling.policy import Grow, Node, Snapshot, Start, Stay, Wait, plan

@@ -15,7 +15,8 @@ import pytest
 
 from dray import views
 from dray.filters import AccountingFilter
-from ray_workers.shared.contracts import Cause, FrameKind, Slice
+from ray_workers.shared.contracts import Cause, FrameKind
+from ray_workers.shared.slices import Slice
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories.scheduling import accounting as repository
 from service.db.session import Database

@@ -12,7 +12,8 @@ from dray.filters import JobFilter
 from dray.requests import JobChangeRequest
 from dray.views import JobState
 from ray_workers.shared.commands import Limit
-from ray_workers.shared.contracts import Cause, Slice
+from ray_workers.shared.contracts import Cause
+from ray_workers.shared.slices import Slice
 from service.db.repositories.submission import dependencies as repository
 from service.domain.errors import (
     DependencyCircular,

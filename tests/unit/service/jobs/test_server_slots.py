@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from dray.spec import JobSpec
-from ray_workers.shared.contracts import RankTask, RoleSlots, Slice
+from ray_workers.shared.contracts import RankTask
+from ray_workers.shared.slices import RoleSlots, Slice
 from service.cluster.port import ClusterSnapshot
 from service.db.repositories import jobs as repository
 from service.domain.errors import Unsatisfiable

@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from ray_workers.node import silo_gate
-from ray_workers.shared.contracts import ProcessSpec, RankTask, Slice
+from ray_workers.shared.contracts import ProcessSpec, RankTask
+from ray_workers.shared.slices import Slice
 from service.cluster.port import ClusterSnapshot
 from service.config.node_types import SILO_LABEL
 from service.db.models import JobRow

@@ -6,7 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from ray_workers.shared.contracts import Cause, Slice
+from ray_workers.shared.contracts import Cause
+from ray_workers.shared.slices import Slice
 from service.domain.errors import DependencyCircular, RuntimeTooLong, Unsatisfiable
 from service.domain.scheduling import policy
 from service.lifecycle import claims

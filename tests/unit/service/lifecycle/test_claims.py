@@ -6,7 +6,8 @@ import pytest
 from sqlalchemy.orm import Session
 
 from dray.views import JobState
-from ray_workers.shared.contracts import AttemptSpec, Slice
+from ray_workers.shared.contracts import AttemptSpec
+from ray_workers.shared.slices import Slice
 from service.db.repositories import jobs as repository
 from service.domain import documents
 from service.domain.documents import DocumentRefused, checked

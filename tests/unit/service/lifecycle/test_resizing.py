@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from ray_workers.shared.commands import Grant, Recall
-from ray_workers.shared.contracts import Cause, Frame, FrameKind, Phase, Slice
+from ray_workers.shared.contracts import Cause, Frame, FrameKind, Phase
+from ray_workers.shared.slices import Slice
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import jobs as jobs_repository
 from service.domain.scheduling import policy

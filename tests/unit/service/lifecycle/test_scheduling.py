@@ -13,7 +13,8 @@ from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from ray_workers.shared.commands import Stop
-from ray_workers.shared.contracts import Cause, Phase, Slice
+from ray_workers.shared.contracts import Cause, Phase
+from ray_workers.shared.slices import Slice
 from service.cluster.port import ClusterNode, ClusterSnapshot
 from service.db.models import AttemptRow
 from service.db.repositories import attempts

@@ -8,7 +8,8 @@ import pytest
 
 from dray.spec import JobSpec
 from dray.views import JobState
-from ray_workers.shared.contracts import FrameKind, Phase, Slice
+from ray_workers.shared.contracts import FrameKind, Phase
+from ray_workers.shared.slices import Slice
 from service.domain.attempts.group_traits import why_no_spares
 from service.domain.errors import InvalidDocument, Unsatisfiable
 from service.domain.scheduling import policy

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from dray import views
-from ray_workers.shared.contracts import Cause, FrameKind, Outcome, Phase, Slice
+from ray_workers.shared.contracts import Cause, FrameKind, Outcome, Phase
 from ray_workers.shared.self_tests import DeviceOutcome, NodeTest, TestedDevice, TestPhase
+from ray_workers.shared.slices import Slice
 from service.cluster.port import DRAINED, ClusterNode, ClusterSnapshot, ClusterUnavailable
 from service.db.repositories import attempts
 from service.db.repositories.scheduling import node_checks as repository

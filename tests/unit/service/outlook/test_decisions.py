@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.db.repositories.scheduling import decisions as repository
 from service.domain.errors import DatabaseUnavailable, DecisionNotFound
 from service.domain.scheduling.elastic.sizing import ElasticJob, ReportedStep

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
-from dray.requests import QueueChangeRequest, QueueRequest
+from dray.queue_requests import QueueChangeRequest, QueueRequest
 from ray_workers.shared.contracts import Cause
 from service.cluster.port import ClusterSnapshot
 from service.db.notifications import QUEUE

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
-from dray.requests import QueueChangeRequest, QueueRequest
+from dray.queue_requests import QueueChangeRequest, QueueRequest
 from ray_workers.shared.contracts import Cause
 from service.db.repositories import jobs as jobs_repository
 from service.db.repositories.scheduling import queues as queues_repository

@@ -10,7 +10,8 @@ import pytest
 from sqlalchemy.orm import Session
 
 from dray.filters import AccountingFilter, JobFilter
-from dray.requests import ArrayChangeRequest, QueueChangeRequest
+from dray.queue_requests import QueueChangeRequest
+from dray.requests import ArrayChangeRequest
 from service.db.repositories import jobs as jobs_repository
 from service.db.repositories.scheduling import queues as repository
 from service.domain.errors import (

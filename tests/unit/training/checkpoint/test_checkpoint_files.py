@@ -15,13 +15,9 @@ from dray.train.checkpoints import CheckpointRef
 from dray.train.spool import Known
 from dray.train.storage_faults import StorageError
 from ray_workers.training.checkpoint import checkpoint_files, resuming
-from ray_workers.training.checkpoint.checkpoint_files import (
-    CheckpointMetadata,
-    CommittedCheckpoint,
-    LoadedCheckpoint,
-    SkippedCheckpoint,
-)
+from ray_workers.training.checkpoint.checkpoint_files import LoadedCheckpoint, SkippedCheckpoint
 from ray_workers.training.checkpoint.manager import superseded
+from ray_workers.training.checkpoint.manifests import CheckpointMetadata, CommittedCheckpoint
 from ray_workers.training.core.errors import BrokenCheckpointError
 from ray_workers.training.core.faultpoints import FaultPoint, arm
 

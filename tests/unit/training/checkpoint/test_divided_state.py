@@ -24,8 +24,8 @@ from ray_workers.recipes import RECIPES
 from ray_workers.shared.heartbeat import HeartbeatPage
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.checkpoint import checkpoint_files, safetensors_layout
-from ray_workers.training.checkpoint.checkpoint_files import CheckpointMetadata
 from ray_workers.training.checkpoint.manager import CheckpointManager
+from ray_workers.training.checkpoint.manifests import CheckpointMetadata
 from ray_workers.training.checkpoint.save_group import SaveGroup
 from ray_workers.training.core.compat_torch import store_of_group
 from ray_workers.training.parallel import Strategy, StrategyContext, calendar_of, strategy_of

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from ray_workers.training.checkpoint.checkpoint_files import CheckpointMetadata
 from ray_workers.training.checkpoint.interval import (
     FIRST_SAVE_S,
     MAX_INTERVAL_S,
@@ -24,6 +23,7 @@ from ray_workers.training.checkpoint.interval import (
     young_interval_s,
 )
 from ray_workers.training.checkpoint.manager import CheckpointManager
+from ray_workers.training.checkpoint.manifests import CheckpointMetadata
 from ray_workers.training.checkpoint.triggers import CheckpointTriggers
 from tests.unit.training.ranks import frames
 

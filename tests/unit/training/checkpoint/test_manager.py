@@ -19,9 +19,9 @@ import torch
 
 from dray.train.checkpoints import CheckpointRef
 from dray.train.spool import begin_count, note_known, segments
-from ray_workers.training.checkpoint import checkpoint_files, direct_io
-from ray_workers.training.checkpoint.checkpoint_files import CheckpointMetadata
+from ray_workers.training.checkpoint import checkpoint_files, direct_io, manifests
 from ray_workers.training.checkpoint.manager import NICENESS, CheckpointManager
+from ray_workers.training.checkpoint.manifests import CheckpointMetadata
 from ray_workers.training.core.faultpoints import FaultPoint, arm, disarm
 from tests.unit.training.ranks import frames
 
@@ -260,7 +260,7 @@ def test_what_a_dead_attempt_was_writing_is_deleted_and_what_it_committed_is_kep
     base = (tmp_path / "a").as_uri() if scheme == "file" else f"memory://{tmp_path.name}/a"
     saved = checkpoint_files.save(base, about(5), {"w": torch.ones(1)})
     content = memoryview(b"torn")
-    direct_io.write_buffer(f"{checkpoint_files.url_of(base, 6)}/.state.partial", content, 4)
+    direct_io.write_buffer(f"{manifests.url_of(base, 6)}/.state.partial", content, 4)
     manager = CheckpointManager(f"{base}-next", keep=9, best=None)
     ref = CheckpointRef(saved.url, 5, saved.manifest_sha256)
     manager.adopt([ref])
@@ -295,9 +295,7 @@ def test_who_stands_in_for_a_dead_rank_0_goes_on_with_its_checkpoints(tmp_path: 
     base = (tmp_path / "checkpoints").as_uri()
     for step in (5, 10):
         checkpoint_files.save(base, about(step), {"w": torch.full((1,), float(step))})
-    direct_io.write_buffer(
-        f"{checkpoint_files.url_of(base, 15)}/.state.1.partial", memoryview(b"t"), 1
-    )
+    direct_io.write_buffer(f"{manifests.url_of(base, 15)}/.state.1.partial", memoryview(b"t"), 1)
     (tmp_path / "checkpoints" / "other").mkdir()
     manager = CheckpointManager(base, keep=2, best=None)
     manager.adopt_own()
@@ -308,7 +306,7 @@ def test_who_stands_in_for_a_dead_rank_0_goes_on_with_its_checkpoints(tmp_path: 
     manager.wait()
     assert told(tmp_path)[1:] == [("checkpoint", 15), ("checkpoint_dropped", 5)]
     assert saved_state(tmp_path, 0)["w"] == 10.0
-    left = [path.name for path in Path(checkpoint_files.url_of(base, 15)[7:]).iterdir()]
+    left = [path.name for path in Path(manifests.url_of(base, 15)[7:]).iterdir()]
     assert sorted(left) == ["manifest.json", "state.json", "state.safetensors"]
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from dray.train.checkpoints import CheckpointRef
 from ray_workers.training.checkpoint import checkpoint_files, resuming, save_group
-from ray_workers.training.checkpoint.checkpoint_files import CheckpointMetadata
 from ray_workers.training.checkpoint.manager import CheckpointManager
+from ray_workers.training.checkpoint.manifests import CheckpointMetadata
 from ray_workers.training.checkpoint.save_group import SaveGroup
 from ray_workers.training.checkpoint.staging import Stager
 from ray_workers.training.core.errors import BrokenCheckpointError

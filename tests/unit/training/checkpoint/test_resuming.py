@@ -18,7 +18,8 @@ from dray.train.checkpoints import CheckpointRef
 from ray_workers.shared.contracts import RankTask
 from ray_workers.training.checkpoint import checkpoint_files
 from ray_workers.training.core.faultpoints import FaultPoint, arm_with
-from ray_workers.training.loop.trainer import Batch, Trainer
+from ray_workers.training.loop.step_reporter import Batch
+from ray_workers.training.loop.trainer import Trainer
 from ray_workers.training.parallel.optim import optimizer_step
 from tests.marks import ONE_SET, SOAK, soak
 from tests.unit.training.jobs import (

@@ -13,9 +13,15 @@ import torch
 import torch.distributed as dist
 
 from dray.train.checkpoints import CheckpointRef
-from ray_workers.training.checkpoint import checkpoint_files, direct_io, manager, save_group
-from ray_workers.training.checkpoint.checkpoint_files import CheckpointMetadata
+from ray_workers.training.checkpoint import (
+    checkpoint_files,
+    direct_io,
+    manager,
+    manifests,
+    save_group,
+)
 from ray_workers.training.checkpoint.manager import CheckpointManager
+from ray_workers.training.checkpoint.manifests import CheckpointMetadata
 from ray_workers.training.checkpoint.save_group import RankReport, SaveAbandonedError, SaveGroup
 from ray_workers.training.checkpoint.stored_tensors import StoredFile, stored_tensors
 from ray_workers.training.core.faultpoints import disarm
@@ -132,9 +138,7 @@ def test_a_rank_that_was_rank_0_takes_part_in_a_save_of_a_step_that_it_has_saved
 ) -> None:
     first, second = managers(tmp_path)
     second._saved = [
-        checkpoint_files.CommittedCheckpoint(
-            checkpoint_files.url_of(second._base_url, 3), 3, "", 0, {}
-        )
+        manifests.CommittedCheckpoint(manifests.url_of(second._base_url, 3), 3, "", 0, {})
     ]
     for rank, one in enumerate((first, second)):
         one.save(ABOUT, half(rank))

@@ -18,7 +18,8 @@ import torch
 from ray_workers.shared.contracts import BATCH_SIZE, RankTask
 from ray_workers.training.core.faultpoints import FaultPoint, arm, arm_with
 from ray_workers.training.data.sampler import epoch_order, samples_of
-from ray_workers.training.loop.trainer import Batch, Trainer
+from ray_workers.training.loop.step_reporter import Batch
+from ray_workers.training.loop.trainer import Trainer
 from tests.marks import SOAK
 from tests.unit.training.elastic.test_recovery import once
 from tests.unit.training.elastic.test_resizing import Resized

@@ -21,7 +21,7 @@ from ray_workers.training.core.faultpoints import FaultPoint, arm_with
 from ray_workers.training.data.prefetcher import Share
 from ray_workers.training.data.sampler import Batch as BatchOfShare
 from ray_workers.training.data.sampler import share_by
-from ray_workers.training.loop.trainer import Batch
+from ray_workers.training.loop.step_reporter import Batch
 from ray_workers.training.parallel.data_parallel import load_balance
 from ray_workers.training.parallel.data_parallel.load_balance import in_proportion
 from ray_workers.training.parallel.gradients import EngineParts, Pass

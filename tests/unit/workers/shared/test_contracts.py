@@ -22,7 +22,6 @@ from ray_workers.shared.contracts import (
     ProcessSpec,
     RankSpec,
     RankTask,
-    Slice,
 )
 from ray_workers.shared.frames import Report
 from ray_workers.shared.node_needs import (
@@ -37,6 +36,7 @@ from ray_workers.shared.node_needs import (
     ResultFile,
 )
 from ray_workers.shared.processes.procfs import Activity
+from ray_workers.shared.slices import Slice
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from service.cluster.port import AttemptRef, ClusterNode, ClusterSnapshot
 from service.cluster.ray.node_agents import GatewayConfig

@@ -11,10 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from dray.spec import JobSpec
-from ray_workers.shared.contracts import AttemptSpec, Frame, Slice
+from ray_workers.shared.contracts import AttemptSpec, Frame
 from ray_workers.shared.heartbeat import RankObservation
 from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.shared.processes.procfs import Activity
+from ray_workers.shared.slices import Slice
 from ray_workers.supervision.fault_injection import FaultInjector
 from ray_workers.supervision.group_monitor import GroupMonitor
 from ray_workers.supervision.rules.failure_attribution import RankExit

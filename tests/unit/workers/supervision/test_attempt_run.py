@@ -13,9 +13,10 @@ import pytest
 
 from dray.drills import DrillKind
 from ray_workers.shared.commands import Drill, Grant, Stop
-from ray_workers.shared.contracts import Cause, Outcome, Phase, PollReply, ProcessKind, Slice
+from ray_workers.shared.contracts import Cause, Outcome, Phase, PollReply, ProcessKind
 from ray_workers.shared.names import agent_name
 from ray_workers.shared.paths import NODE_TMPDIR
+from ray_workers.shared.slices import Slice
 from ray_workers.shared.spool_reader import SpoolRead
 from ray_workers.supervision import attempt_run, node_clients
 from ray_workers.supervision.attempt_run import AttemptRun

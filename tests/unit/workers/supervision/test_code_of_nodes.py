@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from ray_workers.shared.contracts import Cause, Slice
+from ray_workers.shared.contracts import Cause
 from ray_workers.shared.node_needs import CodeProblem, CodeRef
 from ray_workers.shared.processes.machine_speed import MachineSpeed
+from ray_workers.shared.slices import Slice
 from ray_workers.supervision import node_clients
 from ray_workers.supervision.node_clients import CodeUnavailable, CodeUnfetchable, NodeClients
 from ray_workers.supervision.rules.timings import Timings

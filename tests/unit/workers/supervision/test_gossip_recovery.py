@@ -10,7 +10,8 @@ import pytest
 
 from ray_workers.node import placement_groups
 from ray_workers.node.forkserver.client import ForkFailed
-from ray_workers.shared.contracts import FrameKind, Slice
+from ray_workers.shared.contracts import FrameKind
+from ray_workers.shared.slices import Slice
 from ray_workers.supervision.member import Member
 from tests.unit.workers.supervision.observed import observation
 from tests.unit.workers.supervision.recovering import (

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError
 
-from ray_workers.shared.contracts import AttemptSpec, Slice
+from ray_workers.shared.contracts import AttemptSpec
+from ray_workers.shared.slices import Slice
 from ray_workers.supervision.local_rank import LocalRank, end_all, is_local, kill
 from tests.wire import attempt_spec
 

@@ -11,8 +11,9 @@ import pytest
 
 from ray_workers.node.forkserver.client import ForkFailed
 from ray_workers.shared.commands import Grant
-from ray_workers.shared.contracts import Frame, FrameKind, Slice
+from ray_workers.shared.contracts import Frame, FrameKind
 from ray_workers.shared.heartbeat import RankPhase
+from ray_workers.shared.slices import Slice
 from ray_workers.supervision.member import Member
 from ray_workers.supervision.node_clients import CodeUnavailable
 from ray_workers.supervision.rules.recovery_rules import MOST_STARTS, RecoveryState, least_ranks

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ray_workers.node import placement_groups
-from ray_workers.shared.contracts import Slice
 from ray_workers.shared.processes.machine_speed import MachineSpeed
+from ray_workers.shared.slices import Slice
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.slots import Slots, SlotsUnavailable
 from ray_workers.supervision.worker_group import WorkerGroup

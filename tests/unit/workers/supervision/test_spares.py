@@ -12,8 +12,9 @@ import pytest
 from ray_workers.node import placement_groups
 from ray_workers.node.forkserver.client import ForkFailed
 from ray_workers.shared.commands import Grant, Recall
-from ray_workers.shared.contracts import FrameKind, Slice
+from ray_workers.shared.contracts import FrameKind
 from ray_workers.shared.heartbeat import RankPhase
+from ray_workers.shared.slices import Slice
 from ray_workers.supervision.member import Member
 from ray_workers.supervision.slots import Slots
 from tests.unit.workers.supervision.observed import observation

@@ -12,8 +12,9 @@ import pytest
 from ray.exceptions import RayActorError
 
 from ray_workers.node import placement_groups
-from ray_workers.shared.contracts import AWAITING, RoleSlots, Slice
+from ray_workers.shared.contracts import AWAITING
 from ray_workers.shared.processes.machine_speed import MachineSpeed
+from ray_workers.shared.slices import RoleSlots, Slice
 from ray_workers.supervision import local_rank, worker_group
 from ray_workers.supervision.member import Member
 from ray_workers.supervision.rules.failure_attribution import RankExit

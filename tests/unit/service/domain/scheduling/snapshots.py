@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.scheduling.placement.gangs import WorkerKind
 from service.domain.scheduling.placement.pools import Offer
 from service.domain.scheduling.placement.slots import held_on, offered

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.config.node_types import NodeType
 from service.domain.scheduling import autoscaling
 from service.domain.scheduling.autoscaling import Demand, may_come

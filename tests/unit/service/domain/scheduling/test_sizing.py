@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.scheduling.elastic import sizing
 from service.domain.scheduling.elastic.resizing import spare
 from service.domain.scheduling.elastic.sizing import ElasticJob, ReportedStep, Sized

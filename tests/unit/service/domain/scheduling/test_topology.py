@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dray.spec import Resources
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.config.node_types import NodeType, label_resources
 from service.domain.scheduling import autoscaling
 from service.domain.scheduling.outlook.counterfactuals import Choices, JobQuestions

@@ -14,7 +14,8 @@ from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from ray_workers.shared.commands import Command
-from ray_workers.shared.contracts import AttemptSpec, Phase, PollReply, Slice
+from ray_workers.shared.contracts import AttemptSpec, Phase, PollReply
+from ray_workers.shared.slices import Slice
 from service.cluster.port import AttemptRef, ClusterUnavailable
 from service.ingest import attempt_results
 from service.runtime import Runtime

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dray.requests import QueueRequest
+from dray.queue_requests import QueueRequest
 from dray.views import JobState
 from service.queues.service import Queues
 from tests.marks import ONE_SET

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dray.requests import JobChangeRequest, QueueRequest
+from dray.queue_requests import QueueRequest
+from dray.requests import JobChangeRequest
 from dray.views import JobState
 from service.domain.errors import UnknownQueue
 from service.domain.scheduling.rules import shares

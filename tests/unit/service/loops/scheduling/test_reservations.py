@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from dray import views
-from dray.requests import QueueRequest
+from dray.queue_requests import QueueRequest
 from dray.reservations import ReservationRequest
 from dray.views import JobState
 from service.db.session import utc_now

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.cluster.port import ClusterSnapshot
 from service.domain.scheduling import policy
 from service.domain.scheduling.placement.slots import NUM_GPUS

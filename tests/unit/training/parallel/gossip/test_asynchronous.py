@@ -21,7 +21,8 @@ from ray_workers.shared.contracts import LEFT_EXIT_CODE, RankTask
 from ray_workers.shared.heartbeat import HeartbeatPage, RankAssignment
 from ray_workers.training.core.errors import UnendingOperationError
 from ray_workers.training.core.faultpoints import FaultPoint, arm, arm_with
-from ray_workers.training.loop.trainer import Batch, Trainer
+from ray_workers.training.loop.step_reporter import Batch
+from ray_workers.training.loop.trainer import Trainer
 from ray_workers.training.parallel.gossip.asynchronous import Averaging, SharedCopy
 from ray_workers.training.parallel.gossip.graphs import sides_of
 from ray_workers.training.parallel.gossip.mixing import FlatCopy

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ray_workers.shared.contracts import RoleSlots, Slice
+from ray_workers.shared.slices import RoleSlots, Slice
 from service.domain.scheduling.outlook.counterfactuals import (
     GIB,
     Choices,

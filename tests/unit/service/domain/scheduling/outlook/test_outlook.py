@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.scheduling.outlook import forecast
 from service.domain.scheduling.outlook.active_jobs import LEAVING_S
 from service.domain.scheduling.outlook.job_classes import JobClasses

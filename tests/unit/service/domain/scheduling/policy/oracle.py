@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.config.node_types import NODE_LEVEL, labels_in
 from service.domain.scheduling.placement import slots
 from service.domain.scheduling.placement.gangs import SIZE_POWER

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dray.spec import Elastic, Resources
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.scheduling.placement.shared_gpus import parts_on, with_shared_gpus
 from service.domain.scheduling.placement.slots import count, held_on, offered, request_of
 from service.domain.scheduling.policy import (

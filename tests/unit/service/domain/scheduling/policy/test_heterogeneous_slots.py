@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dray.spec import JobSpec
-from ray_workers.shared.contracts import RoleSlots, Slice, by_bundle
+from ray_workers.shared.slices import RoleSlots, Slice, by_bundle
 from service.domain.scheduling import autoscaling
 from service.domain.scheduling.placement.phrases import needs
 from service.domain.scheduling.placement.shared_gpus import parts_on, with_shared_gpus

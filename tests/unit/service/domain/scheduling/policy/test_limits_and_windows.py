@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.config.node_types import OPEN
 from service.domain.scheduling.elastic.sizing import ElasticJob, ReportedStep
 from service.domain.scheduling.placement.slots import count

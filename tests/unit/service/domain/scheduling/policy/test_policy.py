@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dray.spec import Resources
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.config.node_types import label_resources
 from service.domain.scheduling.placement.phrases import needs
 from service.domain.scheduling.placement.slots import fits, held_on, offered, request_of

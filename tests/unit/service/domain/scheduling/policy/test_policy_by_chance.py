@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.scheduling.elastic.resizing import spare
 from service.domain.scheduling.placement.slots import count, held_on, offered
 from service.domain.scheduling.policy import (

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.scheduling.elastic.resizing import released_together, spare
 from service.domain.scheduling.elastic.sizing import ElasticJob, sizes_of
 from service.domain.scheduling.placement.slots import Holder, Request, count, held_on, offered

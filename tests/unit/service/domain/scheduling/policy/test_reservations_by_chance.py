@@ -14,7 +14,7 @@ from functools import cache
 
 import pytest
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.scheduling.placement.slots import Holder, Node, Request
 from service.domain.scheduling.policy import (
     Preempt,

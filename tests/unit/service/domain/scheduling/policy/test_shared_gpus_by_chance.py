@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import pytest
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.scheduling.placement.shared_gpus import parts_on, with_shared_gpus
 from service.domain.scheduling.placement.slots import held_on, offered
 from service.domain.scheduling.policy import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ray_workers.shared.contracts import RoleSlots, Slice
+from ray_workers.shared.slices import RoleSlots, Slice
 from service.config import node_types
 from service.config.node_types import SILO_LABEL
 from service.domain.scheduling import autoscaling

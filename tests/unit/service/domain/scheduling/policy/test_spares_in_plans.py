@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.scheduling.placement.slots import spares_last
 from service.domain.scheduling.policy import (
     Grow,

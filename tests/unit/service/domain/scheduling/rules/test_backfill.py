@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.scheduling.policy import (
     Holder,
     Node,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.scheduling.placement.slots import amounts
 from service.domain.scheduling.policy import (
     Decision,

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from ray_workers.shared.contracts import Slice
+from ray_workers.shared.slices import Slice
 from service.domain.scheduling.outlook.factors import Factors
 from service.domain.scheduling.placement.gangs import Gangs
 from service.domain.scheduling.placement.slots import Request

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from ray_workers.shared.contracts import RoleSlots, Slice
+from ray_workers.shared.slices import RoleSlots, Slice
 from service.domain.scheduling.elastic.resizing import spare
 from service.domain.scheduling.elastic.sizing import ElasticJob, ReportedStep
 from service.domain.scheduling.placement.shared_gpus import parts_on, with_shared_gpus
