@@ -24,8 +24,8 @@ from ray_workers.node import session_records
 from ray_workers.node.session_records import SessionRecord
 from ray_workers.node.system_metrics.sampler import SystemMetricsSampler
 from ray_workers.shared.contracts import SUPERVISOR_RANK, Frame, FrameKind, Phase, PollReply
-from ray_workers.shared.frames import SystemMetricsReport
 from ray_workers.shared.processes.procfs import started_ticks
+from ray_workers.shared.supervisor_frames import SystemMetricsReport
 from service.config.settings import Settings
 from service.db.models import SystemMetricsRow
 from service.db.session import Database

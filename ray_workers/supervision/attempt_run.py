@@ -29,11 +29,11 @@ from ray_workers.shared.contracts import (
     Phase,
     PollReply,
 )
-from ray_workers.shared.frames import LedgerReport
 from ray_workers.shared.heartbeat import TimeCategory
 from ray_workers.shared.names import agent_name
 from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.shared.spool_reader import SpoolRead
+from ray_workers.shared.supervisor_frames import LedgerReport
 from ray_workers.supervision.fault_injection import FaultInjector
 from ray_workers.supervision.group_monitor import GroupMonitor
 from ray_workers.supervision.node_clients import CodeUnfetchable, NodeClients

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from dray.drills import DrillKind, DrillState
 from ray_workers.shared.commands import CORRUPT_SIGNAL, Drill
-from ray_workers.shared.frames import DrillReport, RegroupedReport
+from ray_workers.shared.supervisor_frames import DrillReport, RegroupedReport
 from ray_workers.supervision.reporter import Reporter
 
 SIGNALS = {

@@ -17,9 +17,9 @@ from dataclasses import replace
 from typing import Any
 
 from ray_workers.shared.contracts import AttemptSpec, Cause, Outcome, SilentProcess
-from ray_workers.shared.frames import LossKind
 from ray_workers.shared.heartbeat import RankObservation, TimeCategory
 from ray_workers.shared.processes.machine_speed import MachineSpeed
+from ray_workers.shared.supervisor_frames import LossKind
 from ray_workers.supervision.asked_end import AskedEnd
 from ray_workers.supervision.fault_injection import FaultInjector
 from ray_workers.supervision.member import Member

@@ -17,9 +17,9 @@ from types import MappingProxyType
 from typing import Any
 
 from ray_workers.shared.contracts import AttemptSpec, Frame
-from ray_workers.shared.frames import LossKind, RegroupedReport, ResizedReport
 from ray_workers.shared.heartbeat import RankObservation, RankStatus
 from ray_workers.shared.processes.machine_speed import MachineSpeed
+from ray_workers.shared.supervisor_frames import LossKind, RegroupedReport, ResizedReport
 from ray_workers.supervision.group_positions import GroupPositions
 from ray_workers.supervision.member import GroupChange, Member
 from ray_workers.supervision.node_clients import NodeClients

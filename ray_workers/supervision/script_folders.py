@@ -10,9 +10,10 @@ from typing import Any
 
 from ray_workers.node.folders.job_folders import FilesKept, FolderPlan
 from ray_workers.shared.contracts import AttemptSpec, Cause, Outcome
-from ray_workers.shared.frames import Report, WaitingReport
+from ray_workers.shared.frames import Report
 from ray_workers.shared.names import attempt_prefix, folder_url
 from ray_workers.shared.node_needs import CodeRef, RemoteCodeRef
+from ray_workers.shared.supervisor_frames import WaitingReport
 from ray_workers.supervision.node_clients import CodeUnavailable, NodeClients
 from ray_workers.supervision.rules.timings import Timings
 

@@ -12,9 +12,9 @@ import traceback
 from collections.abc import Sequence
 
 from ray_workers.shared.contracts import AttemptSpec
-from ray_workers.shared.frames import SparesReport
 from ray_workers.shared.heartbeat import RankObservation
 from ray_workers.shared.processes.machine_speed import MachineSpeed
+from ray_workers.shared.supervisor_frames import SparesReport
 from ray_workers.supervision.member import Member
 from ray_workers.supervision.node_clients import NodeClients
 from ray_workers.supervision.preparation import Preparation

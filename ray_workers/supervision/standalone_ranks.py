@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ray_workers.shared.contracts import AttemptSpec
-from ray_workers.shared.frames import LossKind, RegroupedReport
 from ray_workers.shared.processes.machine_speed import MachineSpeed
+from ray_workers.shared.supervisor_frames import LossKind, RegroupedReport
 from ray_workers.supervision.member import Member
 from ray_workers.supervision.preparation import NOT_STARTED
 from ray_workers.supervision.reporter import Reporter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from ray_workers.shared.frames import SystemMetricsColumns, SystemMetricsReport
+from ray_workers.shared.supervisor_frames import SystemMetricsColumns, SystemMetricsReport
 from ray_workers.supervision.reporter import Reporter
 
 EARLY = 0.1

@@ -17,7 +17,7 @@ from typing import get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy.orm import Session
 
-from ray_workers.shared import frame_fields, frames
+from ray_workers.shared import frame_fields, frames, supervisor_frames
 from ray_workers.shared.contracts import Frame, FrameKind
 from ray_workers.shared.frame_fields import Count, clean
 from ray_workers.shared.frames import Report
@@ -29,11 +29,12 @@ from service.telemetry.log_lines import MAX_TIME_S
 
 def _validators() -> dict[FrameKind, Callable[..., Report]]:
     """Return the validator of each report class, after resolving the annotations."""
-    for of in vars(frames).values():
-        if isinstance(of, type) and is_dataclass(of) and of.__module__ == frames.__name__:
-            hints = get_type_hints(of, localns=vars(frame_fields), include_extras=True)
-            for field in fields(of):
-                field.type = hints[field.name]
+    modules = (frames, supervisor_frames)
+    classes = {of for module in modules for of in vars(module).values() if is_dataclass(of)}
+    for of in classes:
+        hints = get_type_hints(of, localns=vars(frame_fields), include_extras=True)
+        for field in fields(of):
+            field.type = hints[field.name]
     reports = Report.__subclasses__()
     return {of.KIND: TypeAdapter(of).validator.validate_python for of in reports}
 

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from dray.views import DrillKind, DrillState, JobState
 from ray_workers.shared.contracts import Cause, Outcome
 from ray_workers.shared.frame_fields import clean
-from ray_workers.shared.frames import DrillReport
+from ray_workers.shared.supervisor_frames import DrillReport
 from service.checkpoints.catalog import began_at_step
 from service.db.models import AttemptRow, DrillRow, JobRow
 from service.db.repositories import attempts as attempts_repository

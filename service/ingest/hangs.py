@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dray import views
-from ray_workers.shared.frames import HangReport, RankWhereabouts
+from ray_workers.shared.supervisor_frames import HangReport, RankWhereabouts
 from service.db.models import HangRow
 
 KEPT_OF_A_JOB = 20

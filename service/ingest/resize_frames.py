@@ -6,7 +6,7 @@ from datetime import datetime
 
 from sqlalchemy.orm import Session
 
-from ray_workers.shared.frames import ResizedReport
+from ray_workers.shared.supervisor_frames import ResizedReport
 from service.db.models import AttemptRow, JobRow
 from service.db.notifications import ATTEMPTS, QUEUE
 from service.db.session import notify

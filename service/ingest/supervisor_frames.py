@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from dray.views import JobState
 from ray_workers.shared.contracts import SUPERVISOR_RANK, Frame, FrameKind
-from ray_workers.shared.frames import (
+from ray_workers.shared.supervisor_frames import (
     DrillReport,
     HangReport,
     LedgerReport,

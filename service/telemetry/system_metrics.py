@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from sqlalchemy.orm import Session
 
 from dray import views
-from ray_workers.shared.frames import SystemMetricsReport
+from ray_workers.shared.supervisor_frames import SystemMetricsReport
 from service.db.models import SystemMetricsRow
 from service.db.repositories.telemetry import system_metrics as repository
 from service.domain.series import downsample

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ray_workers.shared.contracts import Cause, Outcome
-from ray_workers.shared.frames import HangReport, RankWhereabouts
 from ray_workers.shared.heartbeat import RankObservation, RankPhase
+from ray_workers.shared.supervisor_frames import HangReport, RankWhereabouts
 from ray_workers.supervision.rules.timings import Timings
 
 FACTOR = 10.0

@@ -15,10 +15,10 @@ from types import MappingProxyType
 from dray.ranks import with_role
 from ray_workers.shared.commands import Grant
 from ray_workers.shared.contracts import AttemptSpec, Cause, Frame
-from ray_workers.shared.frames import LossKind, RegroupedReport, RegroupingReport
 from ray_workers.shared.group_traits import GroupTraits
 from ray_workers.shared.heartbeat import RankObservation, RankStatus
 from ray_workers.shared.slices import Slice
+from ray_workers.shared.supervisor_frames import LossKind, RegroupedReport, RegroupingReport
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.spare_rules import counted
 

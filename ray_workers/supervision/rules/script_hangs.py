@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from ray_workers.shared.frames import HangReport
 from ray_workers.shared.heartbeat import RankObservation
 from ray_workers.shared.processes.procfs import Activity
+from ray_workers.shared.supervisor_frames import HangReport
 from ray_workers.supervision.rules import collective_hangs
 from ray_workers.supervision.rules.hang_detector import FACTOR, Hang
 from ray_workers.supervision.rules.timings import Timings

@@ -11,9 +11,9 @@ from sqlalchemy import ColumnElement
 from sqlalchemy.orm import DeclarativeBase
 
 from dray.views import JobState
-from ray_workers.shared.frames import HangReport
 from ray_workers.shared.names import attempt_prefix
 from ray_workers.shared.quarantine import Quarantined
+from ray_workers.shared.supervisor_frames import HangReport
 from service.checkpoints.init_from import InitFromCheckpoint
 from service.db import models
 from service.db.types import UtcDateTime

@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from ray_workers.shared.contracts import Cause, FrameKind
-from ray_workers.shared.frames import SystemMetricsColumns, SystemMetricsReport
+from ray_workers.shared.supervisor_frames import SystemMetricsColumns, SystemMetricsReport
 from service.db.models import SystemMetricsRow
 from service.domain.errors import NotFound
 from service.domain.system_metrics import (

@@ -11,10 +11,10 @@ import pytest
 
 from ray_workers.node import placement_groups
 from ray_workers.shared.contracts import AttemptSpec, Frame, Outcome
-from ray_workers.shared.frames import LossKind
 from ray_workers.shared.heartbeat import RankPhase
 from ray_workers.shared.processes.machine_speed import MachineSpeed
 from ray_workers.shared.slices import Slice
+from ray_workers.shared.supervisor_frames import LossKind
 from ray_workers.supervision.fault_injection import FaultInjector
 from ray_workers.supervision.group_monitor import GroupMonitor
 from ray_workers.supervision.member import Member

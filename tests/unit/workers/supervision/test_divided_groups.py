@@ -10,9 +10,9 @@ import pytest
 
 from ray_workers.node.forkserver.client import ForkFailed
 from ray_workers.shared.commands import Recall
-from ray_workers.shared.frames import LossKind
 from ray_workers.shared.heartbeat import RankPhase
 from ray_workers.shared.slices import Slice
+from ray_workers.shared.supervisor_frames import LossKind
 from ray_workers.supervision.member import GroupChange
 from ray_workers.supervision.slots import Slots
 from tests.unit.workers.supervision.observed import observation

@@ -8,7 +8,7 @@ from typing import Any
 from dray.drills import DrillKind, DrillState
 from ray_workers.shared.commands import Drill
 from ray_workers.shared.contracts import FrameKind
-from ray_workers.shared.frames import RegroupedReport
+from ray_workers.shared.supervisor_frames import RegroupedReport
 from ray_workers.supervision.fault_injection import FaultInjector
 from tests.unit.workers.supervision.observed import Reports
 

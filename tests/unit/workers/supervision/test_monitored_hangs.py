@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ray_workers.shared.contracts import Cause, FrameKind, Outcome
-from ray_workers.shared.frames import LossKind
 from ray_workers.shared.heartbeat import RankPhase
+from ray_workers.shared.supervisor_frames import LossKind
 from tests.unit.workers.supervision.observed import Reports, observation
 from tests.unit.workers.supervision.standing_group import (
     PATIENCE_S,

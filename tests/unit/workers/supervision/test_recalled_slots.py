@@ -11,8 +11,8 @@ import pytest
 
 from ray_workers.shared.commands import Grant, Recall
 from ray_workers.shared.contracts import FrameKind
-from ray_workers.shared.frames import LossKind
 from ray_workers.shared.slices import Slice
+from ray_workers.shared.supervisor_frames import LossKind
 from ray_workers.supervision.member import Member
 from ray_workers.supervision.slots import Slots
 from tests.unit.workers.supervision.observed import Reports, observation

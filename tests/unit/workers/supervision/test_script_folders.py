@@ -10,8 +10,9 @@ import pytest
 
 from ray_workers.node.folders.job_folders import FilesKept
 from ray_workers.shared.contracts import Cause, Outcome
-from ray_workers.shared.frames import Report, WaitingReport
+from ray_workers.shared.frames import Report
 from ray_workers.shared.slices import Slice
+from ray_workers.shared.supervisor_frames import WaitingReport
 from ray_workers.supervision.node_clients import CodeUnavailable
 from ray_workers.supervision.rules.timings import Timings
 from ray_workers.supervision.script_folders import ScriptFolders, plans_of, with_files

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ray_workers.shared.contracts import Cause, Frame, FrameKind
-from ray_workers.shared.frames import LossKind
 from ray_workers.shared.heartbeat import RankObservation
 from ray_workers.shared.slices import Slice
+from ray_workers.shared.supervisor_frames import LossKind
 from ray_workers.supervision.rules import recovery_rules
 from ray_workers.supervision.rules.failure_attribution import RankExit
 from ray_workers.supervision.rules.recovery_rules import (
