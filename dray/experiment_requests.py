@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from dray.spec.fields import Document
+from dray.spec.fields import Document, JobId
 
 MAX_EXPERIMENT_NOTES = 65_536
 """Maximum number of characters of an experiment's notes."""
@@ -15,8 +15,6 @@ MAX_PINNED = 20
 """Maximum number of pinned jobs of an experiment."""
 MAX_LAYOUT_BYTES = 64 * 1024
 """Maximum size of a layout as JSON in UTF-8, without white space."""
-
-KnownJob = Annotated[str, StringConstraints(pattern=r"^job-[0-9a-z]{1,60}$")]
 
 
 def _small_layout(layout: dict[str, Any]) -> dict[str, Any]:
@@ -32,12 +30,12 @@ def _small_layout(layout: dict[str, Any]) -> dict[str, Any]:
 class ExperimentRequest(Document):
     """Change the stored properties of an experiment. Omitted fields remain unchanged."""
 
-    baseline: KnownJob | None = None
+    baseline: JobId | None = None
     """Id of the job with which the other jobs of the experiment are compared; null to have no
     baseline."""
     notes: Annotated[str, StringConstraints(max_length=MAX_EXPERIMENT_NOTES)] = ""
     """Markdown that replaces the current notes; an empty string removes them."""
-    pinned: Annotated[tuple[KnownJob, ...], Field(max_length=MAX_PINNED)] = ()
+    pinned: Annotated[tuple[JobId, ...], Field(max_length=MAX_PINNED)] = ()
     """Ids of the experiment's jobs that come first in its lists, in this order. Replaces the
     current list."""
     layout: Annotated[dict[str, Any], AfterValidator(_small_layout)] = Field(default={})

@@ -1,4 +1,5 @@
-"""Routes for comparing jobs (/v1/compare), and for the tags and notes of jobs."""
+"""Routes for comparing jobs (/v1/compare, /v1/diff), for their lineage, and for their tags and
+notes."""
 
 from __future__ import annotations
 
@@ -17,10 +18,17 @@ from api.openapi import json_body
 from api.problems import BODY, Refused, declare
 from dray import views
 from dray.requests import AnnotationRequest
+from service.tracking.changes import Changes
+from service.tracking.lineage import Lineages
 from service.tracking.service import Tracking
 
 router = APIRouter(prefix="/v1", tags=["tracking"])
 TheTracking = Annotated[Tracking, use_cases(lambda runtime: Tracking(runtime.database))]
+TheLineages = Annotated[Lineages, use_cases(lambda runtime: Lineages(runtime.database))]
+TheChanges = Annotated[
+    Changes,
+    use_cases(lambda runtime: Changes(runtime.database, runtime.queries, runtime.jobs.code)),
+]
 
 MAX_COMPARED = 50
 
@@ -53,6 +61,52 @@ async def compare(
         raise Refused("invalid_parameter", detail, "/jobs")
     async with limited(request):
         return answer(request, await tracking.compare(job_ids))
+
+
+class DiffQuery(Query):
+    jobs: Annotated[str, Field(min_length=1, max_length=200)]
+    """Ids of the old and the new job, separated by a comma."""
+
+
+@router.get(
+    "/diff",
+    operation_id="diff_jobs",
+    response_model=views.JobDiff,
+    responses=declare(
+        *("invalid_parameter", "job_not_found", "not_comparable", "storage_unavailable", TOO_MANY)
+    ),
+)
+async def diff(
+    request: Request,
+    changes: TheChanges,
+    _: Caller,
+    query: Annotated[DiffQuery, QueryParameters()],
+) -> Response:
+    """Show what changed from one job to another: the document, the commit, the data, the packages
+    of the ranks, and the uploaded code, file by file.
+
+    Lines are compared in text files of up to 512 KiB. The response contains up to 1 MiB of changed
+    lines.
+    """
+    job_ids = [job_id.strip() for job_id in query.jobs.split(",")]
+    if len(job_ids) != 2:
+        raise Refused("invalid_parameter", f"jobs has {len(job_ids)} ids: specify two", "/jobs")
+    async with limited(request):
+        return answer(request, await changes.between(*job_ids))
+
+
+@router.get(
+    "/jobs/{job_id}/lineage",
+    operation_id="get_lineage",
+    response_model=views.Lineage,
+    dependencies=[NoParameters],
+    responses=declare("invalid_parameter", "job_not_found", TOO_MANY),
+)
+async def lineage(request: Request, lineages: TheLineages, _: Caller, job_id: str) -> Response:
+    """Show the jobs from which a job was made, and the jobs and versions of models that were made
+    from it: by `init_from`, by editing its document, and by registering its files."""
+    async with limited(request):
+        return answer(request, await lineages.get(job_id))
 
 
 @router.get(

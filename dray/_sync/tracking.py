@@ -34,6 +34,18 @@ class TrackingCalls(ReportCalls):
         call = Call("GET", "/v1/compare", params(jobs=",".join(ids)))
         return self._read(views.Comparison, call)
 
+    def diff(self, old: str, new: str) -> views.JobDiff:
+        """Return what changed from the job `old` to the job `new`: the document, the commit, the
+        data, the packages of the ranks, and the uploaded code, file by file. Raises NotComparable
+        if both are the same job."""
+        call = Call("GET", "/v1/diff", params(jobs=f"{segment(old)},{segment(new)}"))
+        return self._read(views.JobDiff, call)
+
+    def lineage(self, job_id: str) -> views.Lineage:
+        """Return the jobs from which a job was made, and the jobs and versions of models that were
+        made from it."""
+        return self._read(views.Lineage, Call("GET", f"/v1/jobs/{segment(job_id)}/lineage"))
+
     def frame(self, jobs: Jobs) -> pandas.DataFrame:
         """Return a pandas DataFrame with one row per job, indexed by id. The columns are the
         outcome, the fields in which the documents differ, and the latest value of each metric; or

@@ -1,4 +1,4 @@
-"""Notes, pinned jobs and chart layouts of experiments, with a revision."""
+"""Notes, pinned jobs and chart layouts of experiments, with a revision; and packages of jobs."""
 
 from __future__ import annotations
 
@@ -22,3 +22,20 @@ def upgrade() -> None:
     add("revision", sa.BigInteger(), "0")
     op.add_column("experiments", sa.Column("updated_at", UtcDateTime()))
     op.add_column("experiments", sa.Column("updated_by", sa.String(255)))
+    op.create_table(
+        "package_lists",
+        sa.Column("sha256", sa.String(64), primary_key=True),
+        sa.Column("packages", sa.JSON(none_as_null=True), nullable=False),
+    )
+    op.create_table(
+        "job_packages",
+        sa.Column("job_id", sa.String(64), nullable=False),
+        sa.Column("sha256", sa.String(64), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["job_id"], ["jobs.id"], name="fk_job_packages_job_id", ondelete="CASCADE"
+        ),
+        sa.ForeignKeyConstraint(
+            ["sha256"], ["package_lists.sha256"], name="fk_job_packages_sha256"
+        ),
+        sa.PrimaryKeyConstraint("job_id", name="pk_job_packages"),
+    )

@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # only `decoding` imports these, and with them pydantic
         Message,
         MetricKey,
         Number,
+        Packages,
         Phase,
         Ranks,
         Receipt,
@@ -276,6 +277,14 @@ class SamplesReport(Report):
     KIND = FrameKind.SAMPLES
     step: Count
     texts: Annotated[Sequence[SampleText], first(MAX_PROMPTS)]
+
+
+@dataclass(frozen=True)
+class PackagesReport(Report):
+    """The packages that rank 0 can import: their versions, keyed by name."""
+
+    KIND = FrameKind.PACKAGES
+    packages: Packages
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sqlalchemy.orm import Session
@@ -42,19 +42,25 @@ def checked_files(
 
 def lineage(session: Session, job: JobRow) -> views.ModelLineage:
     document: dict[str, Any] = job.spec
-    data = document.get("data") or {}
-    sources = data.get("sources") or ([data] if data.get("source") else [])
+    sources, data_sha256 = data_of(document)
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return views.ModelLineage(
         job_name=job.name,
         owner=job.owner,
         recipe=document.get("recipe"),
         base=(document.get("model") or {}).get("base"),
-        data=[one["source"] for one in sources],
-        data_sha256=data.get("sha256"),
+        data=sources,
+        data_sha256=data_sha256,
         document_sha256=hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(),
         parents=_parents(session, job),
     )
+
+
+def data_of(document: Mapping[str, Any]) -> tuple[list[str], str | None]:
+    """Return the sources of a document's data, and the digest that the document requires."""
+    data = document.get("data") or {}
+    sources = data.get("sources") or ([data] if data.get("source") else [])
+    return [one["source"] for one in sources], data.get("sha256")
 
 
 def _parents(session: Session, job: JobRow | None) -> list[views.ModelParent]:

@@ -119,6 +119,23 @@ class MetricSummaryRow(Base):
     that were written before this column was added."""
 
 
+class PackageListRow(Base):
+    """Packages that one or more jobs have."""
+
+    __tablename__ = "package_lists"
+    sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    packages: Mapped[dict[str, Any]]
+    """Version of each package, keyed by name."""
+
+
+class JobPackagesRow(Base):
+    """The packages of a job, as its rank 0 reported them."""
+
+    __tablename__ = "job_packages"
+    job_id: Mapped[str] = job_key()
+    sha256: Mapped[str] = mapped_column(String(64), ForeignKey("package_lists.sha256"))
+
+
 class SavedViewRow(Base):
     """A list of jobs that a user saved under a name."""
 
