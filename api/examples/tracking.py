@@ -11,7 +11,10 @@ EXPERIMENT: Mapping[str, Any] = {
     "name": "digits",
     "num_jobs": 2,
     "newest_job": JOB_ID,
+    "newest_name": "digits",
+    "newest_at": STEPPED,
     "baseline": OTHER_ID,
+    "states": {"RUNNING": 1, "SUCCEEDED": 1},
 }
 
 
@@ -220,7 +223,6 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
         "revision": 2,
         "updated_at": STEPPED,
         "updated_by": "ann",
-        "states": {"RUNNING": 1, "SUCCEEDED": 1},
         "num_summarised": 2,
         "metrics": [
             {

@@ -121,8 +121,13 @@ class Experiment(View):
     name: str
     num_jobs: int
     newest_job: str
+    newest_name: str = ""
+    newest_at: datetime | None = None
+    """When the newest job was submitted."""
     baseline: str | None
     """Id of the job with which the other jobs are compared."""
+    states: dict[JobState, int] = {}
+    """Number of jobs in each state; states without jobs are omitted."""
 
 
 class ExperimentPage(View):
@@ -152,8 +157,6 @@ class ExperimentSummary(Experiment):
     """Number of changes by users so far; to be sent in `If-Match`, in double quotes."""
     updated_at: datetime | None = None
     updated_by: str | None = None
-    states: dict[JobState, int]
-    """Number of jobs in each state; states without jobs are omitted."""
     num_summarised: int
     """Number of jobs, starting with the newest, that `metrics` covers."""
     metrics: list[MetricRange]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
+from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from dray import views
 from dray.experiment_requests import ExperimentRequest
+from dray.views import JobState
 from service.db.models import ExperimentRow
 from service.db.repositories.catalog import experiments as repository
 from service.db.repositories.telemetry import metric_summaries
@@ -49,13 +51,8 @@ class Experiments:
         def work(session: Session) -> views.ExperimentPage:
             rows = repository.experiments(session, after, limit + 1)
             some = rows[:limit]
-            baselines = repository.baselines(session, [name for name, _, _ in some])
-            items = [
-                views.Experiment(
-                    name=name, num_jobs=count, newest_job=newest, baseline=baselines.get(name)
-                )
-                for name, count, newest in some
-            ]
+            states = repository.states_of(session, [name for name, _, _ in some])
+            items = _described(session, some, states)
             more = encode_cursor(SCOPE, items[-1].name) if len(rows) > limit else None
             return views.ExperimentPage(items=items, next_cursor=more)
 
@@ -127,17 +124,14 @@ def _refuse_unknown(session: Session, name: str) -> None:
 
 def _summary(session: Session, name: str) -> views.ExperimentSummary:
     _refuse_unknown(session, name)
-    states = repository.states_of(session, name)
     newest = repository.jobs_of(session, name, MAX_SUMMARISED)
+    states = repository.states_of(session, [name])
+    (listed,) = _described(session, [(name, sum(states[name].values()), newest[0])], states)
     row = repository.stored(session, name) or ExperimentRow(
         notes="", pinned=[], layout={}, revision=0
     )
     return views.ExperimentSummary(
-        name=name,
-        num_jobs=sum(states.values()),
-        newest_job=newest[0],
-        baseline=repository.baselines(session, [name]).get(name),
-        states=states,
+        **dict(listed),
         num_summarised=len(newest),
         metrics=_ranges(metric_summaries.of_jobs(session, newest)),
         notes=row.notes,
@@ -147,6 +141,28 @@ def _summary(session: Session, name: str) -> views.ExperimentSummary:
         updated_at=row.updated_at,
         updated_by=row.updated_by,
     )
+
+
+def _described(
+    session: Session,
+    rows: Sequence[tuple[str, int, str] | Row[str, int, str]],
+    states: Mapping[str, Mapping[JobState, int]],
+) -> Sequence[views.Experiment]:
+    """Return the experiments of these names, numbers of jobs, newest jobs and states."""
+    baselines = repository.baselines(session, [name for name, _, _ in rows])
+    newest_jobs = repository.named(session, [newest for _, _, newest in rows])
+    return [
+        views.Experiment(
+            name=name,
+            num_jobs=num_jobs,
+            newest_job=newest,
+            newest_name=newest_jobs.get(newest, ("", None))[0],
+            newest_at=newest_jobs.get(newest, ("", None))[1],
+            baseline=baselines.get(name),
+            states=dict(states[name]),
+        )
+        for name, num_jobs, newest in rows
+    ]
 
 
 def _ranges(by_job: Mapping[str, Mapping[str, MetricSummary]]) -> Sequence[views.MetricRange]:

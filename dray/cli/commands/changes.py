@@ -118,8 +118,12 @@ def _about(file: FileDiff) -> str:
 
 
 def _write_patch(code: CodeDiff) -> None:
-    from dray.cli.display.output import warn, write
+    import sys
 
+    from dray.cli.display.output import warn, write, write_drawn
+
+    # A patch in a file or a pipe needs carriage returns and other control characters.
+    emit = write if sys.stdout.isatty() else write_drawn
     for note in code.notes:
         warn(f"the code is not compared: {note}")
     for file in code.files:
@@ -127,7 +131,7 @@ def _write_patch(code: CodeDiff) -> None:
             warn(f"left out: {file.path} {_about(file)}")
             continue
         for line in patch_of(file):
-            write(line)
+            emit(line)
     if len(code.files) < code.num_files:
         warn(f"left out: {code.num_files - len(code.files)} more files")
 
@@ -144,16 +148,21 @@ def patch_of(file: FileDiff) -> Iterator[str]:
     elif modes[0] != modes[1]:
         yield from (f"old mode {modes[0]}", f"new mode {modes[1]}")
     if file.text:
-        yield f"--- {'/dev/null' if file.change == 'added' else _quoted(old)}"
-        yield f"+++ {'/dev/null' if file.change == 'removed' else _quoted(new)}"
+        yield f"--- {'/dev/null' if file.change == 'added' else _ended(old)}"
+        yield f"+++ {'/dev/null' if file.change == 'removed' else _ended(new)}"
         yield from file.text.removesuffix("\n").split("\n")
+
+
+def _ended(path: str) -> str:
+    """Return a path with a tab at its end if it contains a space, as Git writes it."""
+    return f"{path}\t" if _quoted(path) == path and " " in path else _quoted(path)
 
 
 def _quoted(path: str) -> str:
     r"""Return a path as Git writes it: in quotes, with bytes such as \303, if it contains
     characters other than printable ASCII, or a quote."""
     if path.isascii() and path.isprintable() and '"' not in path:
-        return f"{path}\t" if " " in path else path
+        return path
     escaped = "".join(
         chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\' else f"\\{byte:03o}"
         for byte in path.encode()

@@ -15,7 +15,7 @@ CONTEXT: Final = 3
 MAX_EDITS: Final = 1000
 """Maximum number of edits of lines that both versions have. If there are more, all of these lines
 count as replaced, because finding the edits takes time proportional to the square of their number:
-half a second for this number."""
+0.2 s for this number."""
 BINARY_WITHIN: Final = 8000
 """A file is binary if one of this many first bytes is NUL, as for Git."""
 

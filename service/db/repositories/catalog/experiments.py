@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Row, func, select
@@ -35,15 +36,26 @@ def jobs_of(session: Session, name: str, limit: int) -> list[str]:
     return list(session.scalars(query))
 
 
-def states_of(session: Session, name: str) -> dict[JobState, int]:
-    """Return the number of the experiment's jobs in each state; states without jobs are omitted."""
+def states_of(session: Session, names: Collection[str]) -> dict[str, dict[JobState, int]]:
+    """Return the number of jobs in each state, keyed by the name of the experiment; states without
+    jobs are omitted."""
+    found: dict[str, dict[JobState, int]] = {name: {} for name in names}
+    label = JobLabelRow
     query = (
-        select(JobRow.state, func.count())
-        .join(JobLabelRow, JobLabelRow.job_id == JobRow.id)
-        .where(*_in_experiment(name))
-        .group_by(JobRow.state)
+        select(label.value, JobRow.state, func.count())
+        .join(JobRow, JobRow.id == label.job_id)
+        .where(label.key == EXPERIMENT, label.value.in_(names), JobRow.deleted_at.is_(None))
+        .group_by(label.value, JobRow.state)
     )
-    return {JobState(state): number for state, number in session.execute(query)}
+    for name, state, number in session.execute(query):
+        found[name][JobState(state)] = number
+    return found
+
+
+def named(session: Session, job_ids: Collection[str]) -> dict[str, tuple[str, datetime]]:
+    """Return (name, time of submission) of these jobs, keyed by id."""
+    query = select(JobRow.id, JobRow.name, JobRow.created_at).where(JobRow.id.in_(job_ids))
+    return {job_id: (name, at) for job_id, name, at in session.execute(query)}
 
 
 def _in_experiment(name: str) -> tuple[Any, ...]:
