@@ -71,8 +71,9 @@ class JobDiff(View):
 
     jobs: list[ComparedJob]
     document: list[FieldDifference]
+    """The fields in which the documents differ, except for `origin`."""
     git: list[dict[str, Any] | None]
-    """`origin.git` of each document: `commit`, `dirty` and `branch`."""
+    """The commit of each job's code: `commit`, `dirty` and `branch`; null if it is unknown."""
     data: list[DataVersion | None]
     packages: PackageDiff
     code: CodeDiff

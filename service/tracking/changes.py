@@ -15,10 +15,10 @@ from service.db.repositories.catalog import packages as packages_repository
 from service.db.session import Database
 from service.domain.errors import CodeNotFound, NotComparable
 from service.domain.tracking.line_diff import is_binary, line_diff
+from service.domain.tracking.sources import data_of, git_of
 from service.jobs.queries import Queries
 from service.jobs.service import found
 from service.tracking import comparisons
-from service.tracking.origins import data_of
 
 MAX_FILES: Final = 1000
 """Maximum number of differing files in a response."""
@@ -48,8 +48,12 @@ class Changes:
         def work(session: Session) -> tuple[list[views.ComparedJob], dict[str, Any]]:
             rows = [found(session, job_id) for job_id in (old, new)]
             return comparisons.described(session, rows, now), {
-                "document": comparisons.document_differences(rows),
-                "git": [(row.spec.get("origin") or {}).get("git") for row in rows],
+                "document": [
+                    one
+                    for one in comparisons.document_differences(rows)
+                    if not one.pointer.startswith("/origin/")
+                ],
+                "git": [git_of(row.spec) for row in rows],
                 "data": [_data(row) for row in rows],
                 "packages": _package_diff(
                     [packages_repository.of_job(session, row.id) for row in rows]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from sqlalchemy.orm import Session
@@ -13,6 +13,7 @@ from dray import views
 from service.checkpoints import catalog
 from service.db.models import ArtifactRow, CheckpointRow, JobRow
 from service.db.repositories import jobs as jobs_repository
+from service.domain.tracking.sources import data_of
 from service.storage.storage import BadKey, Storage
 
 MAX_PARENTS: Final = 20
@@ -54,13 +55,6 @@ def lineage(session: Session, job: JobRow) -> views.ModelLineage:
         document_sha256=hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(),
         parents=_parents(session, job),
     )
-
-
-def data_of(document: Mapping[str, Any]) -> tuple[list[str], str | None]:
-    """Return the sources of a document's data, and the digest that the document requires."""
-    data = document.get("data") or {}
-    sources = data.get("sources") or ([data] if data.get("source") else [])
-    return [one["source"] for one in sources], data.get("sha256")
 
 
 def _parents(session: Session, job: JobRow | None) -> list[views.ModelParent]:

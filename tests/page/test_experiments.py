@@ -67,10 +67,14 @@ def test_an_experiment_is_found_with_its_best_run(
     page.get_by_role("heading", name=NAME).wait_for()
     page.locator(".leaders tbody tr").first.wait_for()
     found = rows(tab)
-    assert [row[0] for row in found] == ["1", "2", "3", "4", "–"]
-    assert [
-        row[1].split()[0] for row in found
-    ] == ["wide-4", "wide-1", "wide-2", "wide-0", "wide-3"]
+    assert [row[0] for row in found] == ["1", "2", "3", "4", "\N{EN DASH}"]
+    assert [row[1].split()[0] for row in found] == [
+        "wide-4",
+        "wide-1",
+        "wide-2",
+        "wide-0",
+        "wide-3",
+    ]
     heads = page.locator(".leaders th").all_inner_texts()
     assert "lr" in heads
     assert found[1][heads.index("lr")] == "0.01"

@@ -33,7 +33,7 @@ class GitState(Document):
     """Name of the branch; unset if no branch was checked out."""
 
 
-class Origin(Document):
+class DocumentOrigin(Document):
     """Where the document and its code come from. Does not affect the training."""
 
     git: GitState | None = None
