@@ -117,7 +117,8 @@ def _without_filters(folder: Path) -> list[str]:
     return [word for name in sorted(names) for word in ("-c", f"{name}=")]
 
 
-def _git(folder: Path, *command: str, limit_s: float = LIMIT_S) -> bytes:
+def _git(folder: Path, *command: str, limit_s: float | None = None) -> bytes:
+    limit_s = LIMIT_S if limit_s is None else limit_s
     variables = {
         name: value
         for name, value in os.environ.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from dray.views.base import View
 from dray.views.jobs import JobState
@@ -43,6 +43,15 @@ class CodeDiff(View):
     """The first 1,000 of these files, sorted by path."""
 
 
+class GitCommit(View):
+    """The commit of a job's code."""
+
+    commit: str
+    dirty: bool
+    """Whether the uploaded folder had changes or files that were not committed."""
+    branch: str | None
+
+
 class DataVersion(View):
     """The data of a job, as in its document."""
 
@@ -72,8 +81,8 @@ class JobDiff(View):
     jobs: list[ComparedJob]
     document: list[FieldDifference]
     """The fields in which the documents differ, except for `origin`."""
-    git: list[dict[str, Any] | None]
-    """The commit of each job's code: `commit`, `dirty` and `branch`; null if it is unknown."""
+    git: list[GitCommit | None]
+    """Null if the commit is unknown."""
     data: list[DataVersion | None]
     packages: PackageDiff
     code: CodeDiff

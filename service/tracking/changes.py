@@ -53,7 +53,7 @@ class Changes:
                     for one in comparisons.document_differences(rows)
                     if not one.pointer.startswith("/origin/")
                 ],
-                "git": [git_of(row.spec) for row in rows],
+                "git": [_commit(row) for row in rows],
                 "data": [_data(row) for row in rows],
                 "packages": _package_diff(
                     [packages_repository.of_job(session, row.id) for row in rows]
@@ -141,6 +141,13 @@ def _differ(old: Mapping[str, StoredFile], new: Mapping[str, StoredFile], path: 
         for side in (old.get(path), new.get(path))
     ]
     return sides[0] != sides[1]
+
+
+def _commit(row: JobRow) -> views.GitCommit | None:
+    git = git_of(row.spec)
+    if git is None:
+        return None
+    return views.GitCommit(commit=git["commit"], dirty=git["dirty"], branch=git["branch"])
 
 
 def _data(row: JobRow) -> views.DataVersion | None:

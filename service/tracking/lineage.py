@@ -96,7 +96,8 @@ def _links_to(row: JobRow) -> list[views.LineageLink]:
                 model=asked.get("model") or (row.spec.get("model") or {}).get("registered"),
             )
         )
-    edited = (row.spec.get("origin") or {}).get("job")
+    origin = row.spec.get("origin") or {}
+    edited = origin.get("job")
     if edited is not None and edited != row.id:
         found.append(views.LineageLink(parent=edited, child=row.id, kind="edited"))
     return found

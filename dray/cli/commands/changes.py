@@ -12,9 +12,9 @@ from dray.cli.commands.tracking import as_path
 from dray.cli.completion import job_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from dray.views import CodeDiff, FileDiff, JobDiff, Lineage, LineageLink
+    from dray.views import CodeDiff, FileDiff, GitCommit, JobDiff, Lineage, LineageLink
 
 NewJob = Annotated[
     str,
@@ -94,18 +94,19 @@ def _commits(found: JobDiff) -> Iterator[tuple[str | None, ...]]:
     if not any(found.git):
         return
 
-    def text(git: Mapping[str, object] | None) -> str | None:
+    def text(git: GitCommit | None) -> str | None:
         if git is None:
             return None
-        return f"{str(git['commit'])[:12]}{' with uncommitted changes' if git['dirty'] else ''}"
+        return f"{git.commit[:12]}{' with uncommitted changes' if git.dirty else ''}"
 
     yield ("commit", *map(text, found.git))
 
 
 def _data(found: JobDiff) -> Iterator[tuple[str | None, ...]]:
     if any(found.data):
-        yield ("data", *(one and ", ".join(one.sources) for one in found.data))
-        yield ("data sha256", *(one and (one.sha256 or "not given") for one in found.data))
+        sources = [None if one is None else ", ".join(one.sources) for one in found.data]
+        hashes = [None if one is None else one.sha256 or "not given" for one in found.data]
+        yield from (("data", *sources), ("data sha256", *hashes))
 
 
 def _about(file: FileDiff) -> str:

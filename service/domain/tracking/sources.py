@@ -19,5 +19,6 @@ def git_of(document: Mapping[str, Any]) -> dict[str, Any] | None:
     code = (document.get("script") or {}).get("code")
     if isinstance(code, Mapping) and code.get("git"):
         return {"commit": code["commit"], "dirty": False, "branch": None}
-    git: dict[str, Any] | None = (document.get("origin") or {}).get("git")
+    origin = document.get("origin") or {}
+    git: dict[str, Any] | None = origin.get("git")
     return git
