@@ -23,7 +23,7 @@ export function DiffPage() {
   if (!isPair) return html`<h1 id="title">What changed</h1><${Empty}>An address of this view names two jobs. <a href="#/jobs">Choose two jobs</a> in the list and compare them.<//>`;
   if (!data) return html`<h1 id="title">What changed</h1>${error ? html`<${Failure} error=${error} />` : html`<${Loading} />`}`;
   const names = namesOf(data.jobs);
-  const heads = data.jobs.map((job) => html`<th key=${job.id}><a href=${toJob(job.id)} title=${job.id}>${names.get(job.id)}</a> <${State} job=${job} /></th>`);
+  const heads = data.jobs.map((job) => html`<th key=${job.id}><a href=${toJob(job.id)} title=${job.id} style=${{ textDecoration: 'underline' }}>${names.get(job.id)}</a> <${State} job=${job} /></th>`);
   const rows = [
     ...data.document.map(({ pointer, values }) => [pointer, pointer, values]),
     ...(data.git.some(Boolean) ? [['commit', 'The commit of the uploaded code', data.git.map(commitOf)]] : []),

@@ -32,7 +32,7 @@ export function ExperimentsPage({ path }) {
   return path[1] ? html`<${Experiment} key=${path[1]} name=${path[1]} />` : html`<${List} />`;
 }
 
-// The best value of each experiment, by its name.
+// The best value of each experiment, by its name, without the jobs that failed.
 function useBest(metric, isLess) {
   const [state, setState] = useState({ found: new Map(), error: null });
   useEffect(() => {
@@ -41,7 +41,7 @@ function useBest(metric, isLess) {
       return undefined;
     }
     const controller = new AbortController();
-    get('v1/job-groups', { by: 'experiment', sort: orderOf(metric, isLess).sort, limit: MOST_GROUPS }, controller.signal).then(
+    get('v1/job-groups', { by: 'experiment', sort: orderOf(metric, isLess).sort, where: 'state != "FAILED"', limit: MOST_GROUPS }, controller.signal).then(
       ({ items }) => setState({ found: new Map(items.map((group) => [group.key, group])), error: null }),
       (error) => { if (!controller.signal.aborted) setState({ found: new Map(), error }); },
     );
@@ -144,7 +144,7 @@ function Experiment({ name }) {
   return html`<section aria-labelledby="title"><header class="head"><h1 id="title">${name}</h1><span class="soft">${plural(found.num_jobs, 'job')}${isOver(found.states) ? '' : ', not all have ended'}</span>
       <span class="buttons"><a class="button" href=${link(['experiments'])}>All experiments</a><a class="button" href=${link(['jobs'], { label: `experiment=${name}` })}>All jobs in the list</a></span></header>
     <${Failure} error=${failed ?? error} />
-    <section class="card annotations" aria-label="Notes of the experiment"><${Notes} found=${found} most=${MOST_NOTES} onAnswer=${() => setFailed(null)} save=${(notes) => store({ notes })} /></section>
+    <section class="card annotations" aria-label="Notes of the experiment"><h2 class="minor">Notes</h2><${Notes} found=${found} most=${MOST_NOTES} onAnswer=${() => setFailed(null)} save=${(notes) => store({ notes })} /></section>
     ${found.metrics.length > 0 && html`<div class="toolbar"><label>metric <select aria-label="Metric" value=${metric} onChange=${(event) => adjust({ metric: event.target.value, lower: '' })}>
       ${[...new Set([...found.metrics.map(({ key }) => key), metric])].map((key) => html`<option key=${key} value=${key}>${key}</option>`)}</select></label><${Direction} isLess=${isLess} /></div>`}
     <${Leaderboard} name=${name} found=${found} metric=${metric} isLess=${isLess} store=${store} /></section>`;
@@ -176,9 +176,9 @@ function Leaderboard({ name, found, metric, isLess, store }) {
       ${metric && html`<${Fact} name=${`Best ${metric}`}>${best ? html`<strong>${number(best.values[column])}</strong> of <${JobLink} job=${best} /> <${Variant} job=${best} />` : '–'}<//>`}
       <${Fact} name="Baseline">${found.baseline ? html`<${JobLink} job=${jobOf(found.baseline)} /> <button class="quiet" aria-label="Remove the baseline" onClick=${() => store({ baseline: null })}>×</button>` : 'none'}<//>
       ${cost !== null && currency && html`<${Fact} name="Cost of all jobs">${money(cost, currency)}<//>`}</dl>
-    <p class="buttons">${best && html`<a class="button primary" href=${link(['submit'], { from: best.id })}>Edit and resubmit the best</a>`}
+    <div class="buttons">${best && html`<a class="button primary" href=${link(['submit'], { from: best.id })}>Edit and resubmit the best</a>`}
       ${runs.length > 1 && html`<a class="button" href=${link(['compare'], { jobs: runs.slice(0, MOST_RUNS).map(({ id }) => id).join() })}>Compare the curves</a>`}
-      ${best && found.baseline && best.id !== found.baseline && html`<a class="button" href=${toDiff(best.id)}>What changed from the baseline to the best</a>`}</p>
+      ${best && found.baseline && best.id !== found.baseline && html`<a class="button" href=${toDiff(best.id)}>What changed from the baseline to the best</a>`}</div>
     <h2>${metric ? `The best runs by ${metric}` : 'The newest runs'}</h2>
     <div class="card"><table class="leaders"><thead><tr>${metric && html`<th class="num">#</th>`}<th>Job</th><th>State</th>${metric && html`<th class="num">${isLess ? 'Lowest' : 'Highest'}</th>`}${pointers.map((pointer, n) => html`<th key=${pointer} class="num" title=${pointer}>${titles[n]}</th>`)}<th class="num">Cost</th><th class="num">Ran</th><td></td></tr></thead>
       <tbody>${runs.map((job) => html`<tr key=${job.id} class=${job.id === found.baseline ? 'baseline' : ''}>${metric && html`<td class="num">${rankOf(ranked, job, column)}</td>`}
