@@ -43,7 +43,7 @@ class CodeDiff(View):
     """The first 1,000 of these files, sorted by path."""
 
 
-class GitCommit(View):
+class CodeCommit(View):
     """The commit of a job's code."""
 
     commit: str
@@ -81,7 +81,7 @@ class JobDiff(View):
     jobs: list[ComparedJob]
     document: list[FieldDifference]
     """The fields in which the documents differ, except for `origin`."""
-    git: list[GitCommit | None]
+    git: list[CodeCommit | None]
     """Null if the commit is unknown."""
     data: list[DataVersion | None]
     packages: PackageDiff

@@ -143,11 +143,11 @@ def _differ(old: Mapping[str, StoredFile], new: Mapping[str, StoredFile], path: 
     return sides[0] != sides[1]
 
 
-def _commit(row: JobRow) -> views.GitCommit | None:
+def _commit(row: JobRow) -> views.CodeCommit | None:
     git = git_of(row.spec)
     if git is None:
         return None
-    return views.GitCommit(commit=git["commit"], dirty=git["dirty"], branch=git["branch"])
+    return views.CodeCommit(commit=git["commit"], dirty=git["dirty"], branch=git["branch"])
 
 
 def _data(row: JobRow) -> views.DataVersion | None:

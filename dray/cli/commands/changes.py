@@ -14,7 +14,7 @@ from dray.cli.completion import job_ids
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dray.views import CodeDiff, FileDiff, GitCommit, JobDiff, Lineage, LineageLink
+    from dray.views import CodeCommit, CodeDiff, FileDiff, JobDiff, Lineage, LineageLink
 
 NewJob = Annotated[
     str,
@@ -94,7 +94,7 @@ def _commits(found: JobDiff) -> Iterator[tuple[str | None, ...]]:
     if not any(found.git):
         return
 
-    def text(git: GitCommit | None) -> str | None:
+    def text(git: CodeCommit | None) -> str | None:
         if git is None:
             return None
         return f"{git.commit[:12]}{' with uncommitted changes' if git.dirty else ''}"

@@ -180,7 +180,7 @@ async def test_documents_commits_data_and_packages_are_compared(
     second = await service.running(train={"epochs": 3}, origin={"job": first})
     diff = await found.between(first, second)
     assert [job.id for job in diff.jobs] == [first, second]
-    assert diff.git == [views.GitCommit(**git), None]
+    assert diff.git == [views.CodeCommit(**git), None]
     pointers = {one.pointer: one.values for one in diff.document}
     assert pointers["/train/epochs"] == [2, 3]
     assert not any(pointer.startswith("/origin") for pointer in pointers)
