@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from dray.code.local import packed_code, with_code
+from dray.code.local import packed_code, with_upload
 from dray.errors import SpecError
 from dray.spec import JobSpec
 
@@ -170,7 +170,7 @@ def load_spec(path: str | PathLike[str]) -> JobSpec:
     document = load_document(path)
     packed = packed_code(document, folder_of(path))
     if packed is not None:
-        document = with_code(document, packed.id)
+        document = with_upload(document, packed)
     return check(document, source=str(path))
 
 

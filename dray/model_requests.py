@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, StringConstraints
 
 from dray.input import model_names
-from dray.spec.fields import MAX_STEPS, Document, Int
+from dray.spec.fields import MAX_STEPS, Document, Int, JobId
 
 MAX_CARD = 65_536
 """Maximum number of characters of a model card."""
@@ -27,7 +27,7 @@ class RegistrationRequest(Document):
     name: RegisteredName
     """Name of the model, which is created if it does not exist. Names that differ only in case are
     the same name."""
-    job: Annotated[str, StringConstraints(pattern=r"^job-[0-9a-z]{1,60}$")]
+    job: JobId
     """Id of the job, which must have ended. For its result, it must have succeeded."""
     step: Literal["latest", "best"] | Annotated[Int, Field(ge=0, le=MAX_STEPS)] | None = None
     """Step of the checkpoint to register. If unset, the job's result is registered."""

@@ -11,7 +11,10 @@ EXPERIMENT: Mapping[str, Any] = {
     "name": "digits",
     "num_jobs": 2,
     "newest_job": JOB_ID,
+    "newest_name": "digits",
+    "newest_at": STEPPED,
     "baseline": OTHER_ID,
+    "states": {"RUNNING": 1, "SUCCEEDED": 1},
 }
 
 
@@ -76,6 +79,63 @@ COMPARISON: Mapping[str, Any] = {
 }
 
 
+JOB_DIFF: Mapping[str, Any] = {
+    "jobs": [compared(OTHER_ID), compared(JOB_ID)],
+    "document": COMPARISON["differences"],
+    "git": [{"commit": "1a" * 20, "dirty": False, "branch": "main"}, None],
+    "data": [{"sources": ["sklearn://digits"], "sha256": None}] * 2,
+    "packages": {
+        "is_known": [True, True],
+        "differences": [{"name": "numpy", "versions": ["2.3.0", "2.3.1"]}],
+    },
+    "code": {
+        "ids": [f"code-{'1a' * 16}", f"code-{'2b' * 16}"],
+        "notes": [],
+        "num_files": 1,
+        "files": [
+            {
+                "path": "train.py",
+                "change": "changed",
+                "old_bytes": 9,
+                "new_bytes": 10,
+                "is_executable": [False, False],
+                "num_added": 1,
+                "num_removed": 1,
+                "text": "@@ -1,1 +1,1 @@\n-lr = 0.1\n+lr = 0.01\n",
+                "left_out": None,
+            }
+        ],
+    },
+}
+LINEAGE: Mapping[str, Any] = {
+    "job_id": JOB_ID,
+    "array_id": None,
+    "is_sweep": False,
+    "jobs": [
+        {
+            "id": job_id,
+            "name": "digits",
+            "variant": None,
+            "state": "SUCCEEDED",
+            "owner": "ann",
+            "attempts": 1,
+        }
+        for job_id in (JOB_ID, OTHER_ID)
+    ],
+    "links": [
+        {"parent": OTHER_ID, "child": JOB_ID, "kind": "init_from", "step": 60, "model": None},
+        {
+            "parent": JOB_ID,
+            "child": "model://digits@3",
+            "kind": "registered",
+            "step": None,
+            "model": None,
+        },
+    ],
+    "is_complete": True,
+}
+
+
 MODEL: Mapping[str, Any] = {
     "name": "digits",
     "owner": "ann",
@@ -133,6 +193,8 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
         "complete": False,
     },
     "Comparison": COMPARISON,
+    "JobDiff": JOB_DIFF,
+    "Lineage": LINEAGE,
     "JobGroupPage": {
         "items": [
             {
@@ -155,7 +217,12 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
     "ExperimentPage": {"items": [EXPERIMENT], "next_cursor": None},
     "ExperimentSummary": {
         **EXPERIMENT,
-        "states": {"RUNNING": 1, "SUCCEEDED": 1},
+        "notes": "Lower rates **diverge** less.",
+        "pinned": [JOB_ID],
+        "layout": {"charts": [{"metrics": ["val/accuracy"]}]},
+        "revision": 2,
+        "updated_at": STEPPED,
+        "updated_by": "ann",
         "num_summarised": 2,
         "metrics": [
             {

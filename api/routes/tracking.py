@@ -1,15 +1,15 @@
-"""Routes for comparing jobs (/v1/compare), for experiments (/v1/experiments), and for the tags and
-notes of jobs."""
+"""Routes for comparing jobs (/v1/compare, /v1/diff), for their lineage, and for their tags and
+notes."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Path, Request, Response
+from fastapi import APIRouter, Header, Request, Response
 from fastapi import Query as QueryParameters
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
-from api.context import Actor, Caller, NoParameters, PageQuery, Query, TheContext, use_cases
+from api.context import Actor, Caller, NoParameters, Query, TheContext, use_cases
 from api.http import body
 from api.http.caching import answer, fresh, revision_tag, wanted_revision
 from api.http.concurrency import TOO_MANY
@@ -18,14 +18,19 @@ from api.openapi import json_body
 from api.problems import BODY, Refused, declare
 from dray import views
 from dray.requests import AnnotationRequest
-from dray.spec.fields import Document
+from service.tracking.changes import Changes
+from service.tracking.lineage import Lineages
 from service.tracking.service import Tracking
 
 router = APIRouter(prefix="/v1", tags=["tracking"])
 TheTracking = Annotated[Tracking, use_cases(lambda runtime: Tracking(runtime.database))]
+TheLineages = Annotated[Lineages, use_cases(lambda runtime: Lineages(runtime.database))]
+TheChanges = Annotated[
+    Changes,
+    use_cases(lambda runtime: Changes(runtime.database, runtime.queries, runtime.jobs.code)),
+]
 
 MAX_COMPARED = 50
-ExperimentName = Annotated[str, Path(max_length=255)]
 
 
 class CompareQuery(Query):
@@ -58,68 +63,50 @@ async def compare(
         return answer(request, await tracking.compare(job_ids))
 
 
+class DiffQuery(Query):
+    jobs: Annotated[str, Field(min_length=1, max_length=200)]
+    """Ids of the old and the new job, separated by a comma."""
+
+
 @router.get(
-    "/experiments",
-    operation_id="list_experiments",
-    response_model=views.ExperimentPage,
-    responses=declare("invalid_parameter", "bad_cursor", TOO_MANY),
+    "/diff",
+    operation_id="diff_jobs",
+    response_model=views.JobDiff,
+    responses=declare(
+        *("invalid_parameter", "job_not_found", "not_comparable", "storage_unavailable", TOO_MANY)
+    ),
 )
-async def list_experiments(
+async def diff(
     request: Request,
-    tracking: TheTracking,
+    changes: TheChanges,
     _: Caller,
-    query: Annotated[PageQuery, QueryParameters()],
+    query: Annotated[DiffQuery, QueryParameters()],
 ) -> Response:
-    """List the experiments by name. An experiment is a value of the label `experiment`."""
+    """Show what changed from one job to another: the document, the commit, the data, the packages
+    of the ranks, and the uploaded code, file by file.
+
+    Lines are compared in text files of up to 512 KiB. The response contains up to 1 MiB of changed
+    lines.
+    """
+    job_ids = [job_id.strip() for job_id in query.jobs.split(",")]
+    if len(job_ids) != 2:
+        raise Refused("invalid_parameter", f"jobs has {len(job_ids)} ids: specify two", "/jobs")
     async with limited(request):
-        return answer(request, await tracking.experiments(limit=query.limit, cursor=query.cursor))
+        return answer(request, await changes.between(*job_ids))
 
 
 @router.get(
-    "/experiments/{name:path}",
-    operation_id="get_experiment",
-    response_model=views.ExperimentSummary,
+    "/jobs/{job_id}/lineage",
+    operation_id="get_lineage",
+    response_model=views.Lineage,
     dependencies=[NoParameters],
-    responses=declare("invalid_parameter", "experiment_not_found", TOO_MANY),
+    responses=declare("invalid_parameter", "job_not_found", TOO_MANY),
 )
-async def get_experiment(
-    request: Request, tracking: TheTracking, _: Caller, name: ExperimentName
-) -> Response:
-    """Summarize an experiment: the states of its jobs, and the minimum and maximum of each metric's
-    newest values."""
+async def lineage(request: Request, lineages: TheLineages, _: Caller, job_id: str) -> Response:
+    """Show the jobs from which a job was made, and the jobs and versions of models that were made
+    from it: by `init_from`, by editing its document, and by registering its files."""
     async with limited(request):
-        return answer(request, await tracking.experiment(name))
-
-
-class ExperimentRequest(Document):
-    """Change the stored properties of an experiment."""
-
-    baseline: Annotated[str, StringConstraints(pattern=r"^job-[0-9a-z]{1,60}$")] | None
-    """Id of the job with which the other jobs of the experiment are compared; null to have no
-    baseline."""
-
-
-@router.patch(
-    "/experiments/{name:path}",
-    operation_id="change_experiment",
-    response_model=views.ExperimentSummary,
-    openapi_extra=json_body(ExperimentRequest),
-    dependencies=[NoParameters],
-    responses=declare(*BODY, "experiment_not_found", "job_not_found", "not_comparable", TOO_MANY),
-)
-async def change_experiment(
-    request: Request,
-    context: TheContext,
-    tracking: TheTracking,
-    actor: Actor,
-    name: ExperimentName,
-) -> Response:
-    """Pin a job as the baseline with which the other jobs of the experiment are compared, or remove
-    the baseline."""
-    limit_bytes = context.runtime.settings.max_body_bytes
-    wanted, _document = await body.read_as(ExperimentRequest, request, limit_bytes)
-    async with limited(request):
-        return fresh(await tracking.pin_baseline(name, wanted.baseline, actor=actor), 200)
+        return answer(request, await lineages.get(job_id))
 
 
 @router.get(

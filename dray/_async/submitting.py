@@ -15,7 +15,7 @@ from dray._async.calls import Calls
 from dray._http import code as code_archives
 from dray._http.code import OnUpload
 from dray._http.transport import Call, params, present, segment
-from dray.code.local import packed_code, with_code
+from dray.code.local import packed_code, with_code, with_upload
 from dray.code.packing import PackedCode, pack
 from dray.errors import IntegrityError
 
@@ -50,8 +50,8 @@ class SubmitCalls(Calls):
         packed = await asyncio.to_thread(packed_code, document, base)
         if packed is None:
             return document
-        uploaded = await self._upload(packed, None)
-        return with_code(document, uploaded.id)
+        await self._upload(packed, None)
+        return with_upload(document, packed)
 
     async def dry_run(self, spec: Spec) -> views.Explanation:
         """Explain whether and when the job would start if it were submitted now, and which changes

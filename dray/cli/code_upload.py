@@ -110,13 +110,17 @@ def upload(client: Client, document: dict[str, Any], packed: PackedCode) -> None
         sent = done
 
     uploaded = client.upload_code(packed, on_progress=count)
-    name_code(document, uploaded.id)
+    name_code(document, packed)
     if sys.stderr.isatty():
         what = "1 file" if uploaded.num_files == 1 else f"{uploaded.num_files} files"
         warn(f"{uploaded.id}: {what}, {size(uploaded.size_bytes)} ({size(sent)} sent)")
 
 
-def name_code(document: dict[str, Any], identity: str) -> None:
-    """Set the id of the uploaded code in the document."""
+def name_code(document: dict[str, Any], packed: PackedCode) -> None:
+    """Set the id of the uploaded code in the document, and the commit of its work tree."""
+    from dray.code.local import with_commit
+
     part = "script" if "script" in document else "model"
-    document[part] = {**document[part], "code": identity}
+    named = with_commit({**document, part: {**document[part], "code": packed.id}}, packed)
+    document.clear()
+    document.update(named)

@@ -60,6 +60,7 @@ def _again(reference: str, args: list[str]) -> tuple[dict[str, Any], str]:
         values = _trial_values(client, job)
     left_out = ("array", "sweep", "after", "begin_at", "deadline", "reservation")
     document = {name: value for name, value in job.spec.items() if name not in left_out}
+    document["origin"] = {**(document.get("origin") or {}), "job": job.id}
     script = document.get("script")
     if isinstance(script, dict) and (own := values.keys() & (script.get("parameters") or {})):
         named = ", ".join(f"{variable(name)}={as_text(values[name])}" for name in sorted(own))

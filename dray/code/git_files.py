@@ -11,7 +11,7 @@ import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from dray.code.ignore_rules import Rules, read_rules
 from dray.errors import SpecError
@@ -19,6 +19,9 @@ from dray.errors import SpecError
 LIMIT_S: Final = 60.0
 """Git lists 100,000 files in a second. If Git takes longer than this limit, the file system is not
 responding."""
+STATE_LIMIT_S: Final = 10.0
+"""If Git takes longer than this to compare the files with the commit, the commit is not
+recorded."""
 _KEPT_VARIABLES: Final = (
     *("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM"),
     *("GIT_CEILING_DIRECTORIES", "GIT_DISCOVERY_ACROSS_FILESYSTEM", "GIT_EXEC_PATH"),
@@ -84,7 +87,38 @@ def further_rules(root: Path) -> list[Rules]:
     return [*found, *read_rules(str(root), root / exclude.removesuffix("\n"))]
 
 
-def _git(folder: Path, *command: str) -> bytes:
+def state(folder: Path) -> dict[str, Any] | None:
+    """Return the commit, the branch and whether anything in the folder is not committed, as in
+    `dray.spec.program.origin.GitState`; None if there is no commit, or Git can't determine it."""
+    if repository_above(folder) is None:
+        return None
+    try:
+        commit = _git(folder, "rev-parse", "--verify", "HEAD^{commit}").decode().strip()
+        status = ("status", "--porcelain", "--ignore-submodules=dirty", "--", ".")
+        changes = _git(folder, *_without_filters(folder), *status, limit_s=STATE_LIMIT_S)
+    except (GitUnavailable, SpecError):
+        return None
+    found: dict[str, Any] = {"commit": commit, "dirty": bool(changes)}
+    try:
+        branch = os.fsdecode(_git(folder, "symbolic-ref", "--quiet", "--short", "HEAD")).strip()
+    except GitUnavailable:
+        return found
+    return {**found, "branch": branch} if branch.isprintable() and len(branch) < 256 else found
+
+
+def _without_filters(folder: Path) -> list[str]:
+    """Return options that keep Git from running the programs of `filter.NAME.clean` and
+    `filter.NAME.process`, with which it would compare files."""
+    try:
+        listed = _git(folder, "config", "-z", "--name-only", "--get-regexp", r"^filter\..*\.")
+    except GitUnavailable:  # there are no filters
+        return []
+    names = {os.fsdecode(one) for one in listed.split(b"\0") if one}
+    return [word for name in sorted(names) for word in ("-c", f"{name}=")]
+
+
+def _git(folder: Path, *command: str, limit_s: float | None = None) -> bytes:
+    limit_s = LIMIT_S if limit_s is None else limit_s
     variables = {
         name: value
         for name, value in os.environ.items()
@@ -99,13 +133,13 @@ def _git(folder: Path, *command: str) -> bytes:
             ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *command],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=LIMIT_S,
+            timeout=limit_s,
             check=False,
             env=variables,
         )
     except subprocess.TimeoutExpired:
         raise SpecError(
-            f"git {command[0]} timed out after {LIMIT_S:g} s in {folder}: check whether `git "
+            f"git {command[0]} timed out after {limit_s:g} s in {folder}: check whether `git "
             "status` works in this folder"
         ) from None
     except OSError as error:

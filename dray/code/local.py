@@ -62,3 +62,21 @@ def with_code(document: Mapping[str, Any], code: str | None) -> dict[str, Any]:
     if part is None:
         return dict(document)
     return {**document, part: {**document[part], "code": code}}
+
+
+def with_upload(document: Mapping[str, Any], packed: PackedCode) -> dict[str, Any]:
+    """Return a copy of the document with the id of the packed code instead of its path, and with
+    the commit from which it was packed."""
+    return with_commit(with_code(document, packed.id), packed)
+
+
+def with_commit(document: Mapping[str, Any], packed: PackedCode) -> dict[str, Any]:
+    """Return a copy of the document in which `origin.git` is the commit of the packed code."""
+    origin = document.get("origin") or {}
+    if not isinstance(origin, Mapping):  # the document is refused when it is checked
+        return dict(document)
+    origin = {**{name: value for name, value in origin.items() if name != "git"}}
+    if packed.git is not None:
+        origin["git"] = packed.git
+    others = {name: value for name, value in document.items() if name != "origin"}
+    return {**others, "origin": origin} if origin else others

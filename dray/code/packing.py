@@ -12,11 +12,12 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from dray.code import git_files, ignore_rules
 from dray.code.git_files import GitFiles
@@ -66,6 +67,8 @@ class PackedCode:
     """Packed files of LARGE_BYTES or more."""
     notes: tuple[str, ...] = ()
     """Notes about repositories whose files Git could not list, with the reason."""
+    git: Mapping[str, Any] | None = None
+    """The commit of the work tree (see `git_files.state`); None if there is none."""
 
     @property
     def id(self) -> str:
@@ -131,7 +134,8 @@ def pack(root: Path, include: Sequence[str] = ()) -> PackedCode:
         else:
             files.append(entry)
     large = tuple(file for file in files if file.size_bytes >= LARGE_BYTES)
-    return PackedCode(root, tuple(files), tuple(left_out), large, tuple(walk.notes))
+    notes, git = tuple(walk.notes), git_files.state(root)
+    return PackedCode(root, tuple(files), tuple(left_out), large, notes, git)
 
 
 def _entry(root: Path, path: str) -> tuple[FileEntry, bool]:

@@ -97,6 +97,7 @@ ModelVersion = Annotated[
 """A version of a registered model: `model://NAME@VERSION` or `model://NAME@ALIAS`."""
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 CODE_ID_PATTERN = "^code-[0-9a-f]{32}$"
+JobId = Annotated[str, StringConstraints(pattern=r"^job-[0-9a-z]{1,60}$")]
 CodeId = Annotated[str, StringConstraints(pattern=CODE_ID_PATTERN)]
 # These types have no validator, because the JSON Schema that pydantic generates does not contain
 # bounds that follow a validator.

@@ -33,6 +33,7 @@ from dray.spec.program.code import RemoteCode
 from dray.spec.program.environment import Environment
 from dray.spec.program.metrics import Metric
 from dray.spec.program.model import Imported, Model
+from dray.spec.program.origin import DocumentOrigin
 from dray.spec.program.recipes import METRICS_OF_METHOD, RECIPES, RecipeName
 from dray.spec.program.script import Script
 from dray.spec.resources import Elastic, Resources, RoleRanks
@@ -149,6 +150,8 @@ class JobSpec(Document):
     singleton: StrictBool = False
     """Whether the job waits until no other job of its owner with the same name runs or was
     submitted before it and still waits."""
+    origin: DocumentOrigin | None = None
+    """Where the document and its code come from. If unset, this is unknown."""
 
     @property
     def num_jobs(self) -> int:

@@ -243,6 +243,10 @@ def _storing() -> AbstractContextManager[None]:
     return nullcontext() if _observer is None else _observer.storing()
 
 
+NOT_VITAL = ("metrics", "packages")
+"""Kinds of frames that are dropped if the disk has no space."""
+
+
 def emit(kind: str, body: Mapping[str, Any]) -> bool:
     """Append one frame to this process's spool. Returns False if the frame was dropped, or if there
     is no spool.
@@ -260,7 +264,7 @@ def append(kind: str, body: Mapping[str, Any]) -> float:
         return 0.0
     with _lock:
         writer = _writer(directory)
-        if not writer.append(kind, body, vital=kind != "metrics"):
+        if not writer.append(kind, body, vital=kind not in NOT_VITAL):
             return math.inf
         position, num_missing = writer.position, writer.take_num_dropped()
     _log_missing(num_missing)

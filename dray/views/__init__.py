@@ -12,6 +12,7 @@ from dray.views.arrays import *
 from dray.views.attempts import *
 from dray.views.base import *
 from dray.views.bulk import *
+from dray.views.changes import *
 from dray.views.cluster import *
 from dray.views.faults import *
 from dray.views.federation import *

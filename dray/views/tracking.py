@@ -121,8 +121,13 @@ class Experiment(View):
     name: str
     num_jobs: int
     newest_job: str
+    newest_name: str = ""
+    newest_at: datetime | None = None
+    """When the newest job was submitted."""
     baseline: str | None
     """Id of the job with which the other jobs are compared."""
+    states: dict[JobState, int] = {}
+    """Number of jobs in each state; states without jobs are omitted."""
 
 
 class ExperimentPage(View):
@@ -142,8 +147,16 @@ class MetricRange(View):
 
 
 class ExperimentSummary(Experiment):
-    states: dict[JobState, int]
-    """Number of jobs in each state; states without jobs are omitted."""
+    notes: str = ""
+    """Notes in Markdown; empty if the experiment has none."""
+    pinned: list[str] = []
+    """Ids of the jobs that come first in the experiment's lists."""
+    layout: dict[str, Any] = {}
+    """The charts of the experiment's web page, which only the page interprets."""
+    revision: int = 0
+    """Number of changes by users so far; to be sent in `If-Match`, in double quotes."""
+    updated_at: datetime | None = None
+    updated_by: str | None = None
     num_summarised: int
     """Number of jobs, starting with the newest, that `metrics` covers."""
     metrics: list[MetricRange]

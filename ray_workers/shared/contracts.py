@@ -231,6 +231,7 @@ class FrameKind(StrEnum):
     MEMORY_COPIES = "memory_copies"
     NO_MEMORY_COPIES = "no_memory_copies"
     SAMPLES = "samples"
+    PACKAGES = "packages"
     ROUND = "round"
     SILO_ROUND = "silo_round"
     ROUND_TROUBLE = "round_trouble"
@@ -267,6 +268,9 @@ STALENESS_COUNT = "sync/staleness_count/"
 """Prefix for the metrics of a histogram: the number of updates with a staleness in each bucket."""
 CONSENSUS_DISTANCE = "train/consensus_distance"
 """Root mean square, over the ranks, of the distance between a rank's copy and the mean copy."""
+
+MAX_PACKAGES = 2000
+"""Maximum number of packages that a rank reports."""
 
 LEFT_EXIT_CODE = 75
 """Exit code of a rank that saved a checkpoint and left as requested (EX_TEMPFAIL)."""

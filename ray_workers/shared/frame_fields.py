@@ -28,6 +28,7 @@ from dray.secure_aggregation.messages import MaskingPhase
 from dray.spec import MAX_WORKERS
 from dray.spec import OnDivergence as OnDivergence
 from dray.spec.federated.parts import MAX_CLIENTS
+from ray_workers.shared.contracts import MAX_PACKAGES
 from ray_workers.shared.round_files import UPDATE, number_of
 from ray_workers.shared.slices import Slice
 
@@ -140,6 +141,11 @@ def _of_each_rank(
     return values
 
 
+def _packages(value: Any) -> Any:
+    """Keep the first packages, so that a report has a limited size."""
+    return dict(list(value.items())[:MAX_PACKAGES]) if isinstance(value, dict) else value
+
+
 MISSING_IS_NONE: Any = Field(default=None)
 MISSING_IS_EMPTY: Any = Field(default="")
 
@@ -169,6 +175,8 @@ AnyText = Annotated[str, BeforeValidator(str)]
 Text = Annotated[StrictStr, AfterValidator(clean)]
 Message = Annotated[str, cut(4096), MISSING_IS_EMPTY]
 SampleText = Annotated[str, cut(4096)]
+PackageText = Annotated[StrictStr, cut(128)]
+Packages = Annotated[Mapping[PackageText, PackageText], BeforeValidator(_packages)]
 DrillMessage = Annotated[str, cut(1024), MISSING_IS_EMPTY]
 Code = Annotated[str, cut(64), MISSING_IS_EMPTY]
 Phase = Annotated[

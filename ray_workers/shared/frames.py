@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # only `decoding` imports these, and with them pydantic
         Message,
         MetricKey,
         Number,
+        Packages,
         Receipt,
         RoundName,
         SampleText,
@@ -264,6 +265,14 @@ class SamplesReport(Report):
     KIND = FrameKind.SAMPLES
     step: Count
     texts: Annotated[Sequence[SampleText], first(MAX_PROMPTS)]
+
+
+@dataclass(frozen=True)
+class PackagesReport(Report):
+    """The packages that rank 0 can import: their versions, keyed by name."""
+
+    KIND = FrameKind.PACKAGES
+    packages: Packages
 
 
 @dataclass(frozen=True)

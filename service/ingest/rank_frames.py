@@ -25,6 +25,7 @@ from ray_workers.shared.frames import (
     MemoryCopiesReport,
     MetricsReport,
     NoMemoryCopiesReport,
+    PackagesReport,
     ReplicasReport,
     ResumedReport,
     RoundReport,
@@ -37,6 +38,7 @@ from ray_workers.shared.names import attempt_prefix
 from service.db.models import ArtifactRow, AttemptRow, CheckpointRow, JobRow, TextSamplesRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import events as events_repository
+from service.db.repositories.catalog import packages
 from service.db.repositories.telemetry import text_samples
 from service.domain.ids import artifact_id
 from service.domain.progress import Mark, end_between, reached
@@ -181,6 +183,8 @@ class RankFrames:
                 self._remark("no_memory_copies", "no_memory_copies", report.message, {})
             case SamplesReport() as report:
                 self._take_samples(report, time_of(frame, self._now))
+            case PackagesReport() as report:
+                packages.put(self._session, self._job.id, report.packages)
             case RoundReport() as report:
                 at = time_of(frame, self._now)
                 open_rounds.store(self._session, self._job, self._attempt, report, at)

@@ -20,7 +20,7 @@ from ray_workers.shared.contracts import (
 )
 from service.db.models import JobRow
 from service.db.repositories import jobs as jobs_repository
-from service.db.repositories.catalog import tracking as repository
+from service.db.repositories.catalog import experiments as repository
 from service.db.repositories.telemetry import metric_summaries
 from service.db.repositories.telemetry.metric_summaries import MetricSummary
 from service.domain import documents
@@ -54,20 +54,26 @@ def compare(session: Session, job_ids: Sequence[str], now: datetime) -> views.Co
         )
     ids = [row.id for row in rows]
     summaries = metric_summaries.of_jobs(session, ids)
-    labels, tags = jobs_repository.labels(session, ids), jobs_repository.tags(session, ids)
-    variants = serializers.variants(session, rows)
     return views.Comparison(
-        jobs=[_job(row, variants.get(row.id), labels[row.id], tags[row.id], now) for row in rows],
+        jobs=described(session, rows, now),
         baseline=baseline,
-        differences=[
-            views.FieldDifference(pointer=pointer, values=values)
-            for pointer, values in differences(
-                [with_parameters(_document(row)) for row in rows]
-            ).items()
-        ],
+        differences=document_differences(rows),
         sync=[_sync(row, summaries[row.id]) for row in rows],
         metrics=_metrics([summaries[each] for each in ids], has_baseline=baseline is not None),
     )
+
+
+def described(session: Session, rows: Sequence[JobRow], now: datetime) -> list[views.ComparedJob]:
+    ids = [row.id for row in rows]
+    labels, tags = jobs_repository.labels(session, ids), jobs_repository.tags(session, ids)
+    variants = serializers.variants(session, rows)
+    return [_job(row, variants.get(row.id), labels[row.id], tags[row.id], now) for row in rows]
+
+
+def document_differences(rows: Sequence[JobRow]) -> list[views.FieldDifference]:
+    """Return the fields in which the documents of the jobs differ."""
+    found = differences([with_parameters(_document(row)) for row in rows])
+    return [views.FieldDifference(pointer=at, values=values) for at, values in found.items()]
 
 
 def _baseline(session: Session, labels: Mapping[str, Mapping[str, str]]) -> str | None:

@@ -13,6 +13,7 @@ from dray import views
 from service.checkpoints import catalog
 from service.db.models import ArtifactRow, CheckpointRow, JobRow
 from service.db.repositories import jobs as jobs_repository
+from service.domain.tracking.sources import data_of
 from service.storage.storage import BadKey, Storage
 
 MAX_PARENTS: Final = 20
@@ -42,16 +43,15 @@ def checked_files(
 
 def lineage(session: Session, job: JobRow) -> views.ModelLineage:
     document: dict[str, Any] = job.spec
-    data = document.get("data") or {}
-    sources = data.get("sources") or ([data] if data.get("source") else [])
+    sources, data_sha256 = data_of(document)
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return views.ModelLineage(
         job_name=job.name,
         owner=job.owner,
         recipe=document.get("recipe"),
         base=(document.get("model") or {}).get("base"),
-        data=[one["source"] for one in sources],
-        data_sha256=data.get("sha256"),
+        data=sources,
+        data_sha256=data_sha256,
         document_sha256=hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(),
         parents=_parents(session, job),
     )

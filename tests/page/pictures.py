@@ -39,6 +39,7 @@ def main() -> None:
                 "table": (f"jobs?columns={COLUMNS}&sort=-best:val/accuracy", "light"),
                 "groups": ("jobs?group=user&sort=-best:val/accuracy", "light"),
                 "compare": (f"compare?jobs={','.join(compared)}&smooth=0.6", "light"),
+                "experiment": ("experiments/rates?metric=val/loss", "light"),
                 "sweep": (f"compare?sweep={trials[0]['array_id']}", "light"),
             }
             for name, (place, scheme) in places.items():

@@ -43,6 +43,9 @@ def places(site: Site, server: LiveServer) -> list[tuple[str, str]]:
         *((f"jobs/{one}", ".why") for one in ids("text=onerror")),
         ("cluster", ".forecast .when"),
         ("submit", ".verdict.right"),
+        ("experiments?metric=val/loss", "tbody tr"),
+        ("experiments/rates", ".leaders tr"),
+        (f"diff?jobs={','.join(baselines[:2])}", ".differs"),
         ("models", "tbody tr"),
         ("models/digits", ".notes"),
         (f"compare?jobs={','.join(baselines)}", ".panel .plot"),
@@ -61,6 +64,7 @@ TABS = {
     "files": "figure img",
     "events": "tbody tr",
     "document": "pre",
+    "lineage": "p",
 }
 
 

@@ -16,9 +16,13 @@ const later = {
   submit: () => import('./views/submit.js').then((module) => module.SubmitPage),
   compare: () => import('./views/compare.js').then((module) => module.ComparePage),
   models: () => import('./views/models.js').then((module) => module.ModelsPage),
+  experiments: () => import('./views/experiments.js').then((module) => module.ExperimentsPage),
+  diff: () => import('./views/diff.js').then((module) => module.DiffPage),
 };
-const PLACES = [['jobs', 'Jobs'], ['models', 'Models'], ['cluster', 'Cluster'], ['submit', 'Submit']];
-const TITLES = { ...Object.fromEntries(PLACES), compare: 'Compare' };
+const PLACES = [['jobs', 'Jobs'], ['experiments', 'Experiments'], ['models', 'Models'], ['cluster', 'Cluster'], ['submit', 'Submit']];
+const TITLES = { ...Object.fromEntries(PLACES), compare: 'Compare', diff: 'What changed' };
+// Views that belong to the list of jobs.
+const OF_JOBS = ['job', 'compare', 'diff'];
 
 function placeOf([first, second]) {
   if (!first || (first === 'jobs' && !second)) return 'jobs';
@@ -96,7 +100,7 @@ function App() {
   const { path } = useStore(address);
   const asked = useStore(asksForToken);
   const signedIn = useStore(hasToken);
-  const place = placeOf(path) === 'job' || placeOf(path) === 'compare' ? 'jobs' : placeOf(path);
+  const place = OF_JOBS.includes(placeOf(path)) ? 'jobs' : placeOf(path);
   useEffect(() => scrollTo(0, 0), [path.join('/')]);
   useEffect(() => {
     // The title of a job's page is set by the page itself.

@@ -260,7 +260,7 @@ def _check(document: dict[str, Any], source: str, packed: PackedCode | None, as_
     from dray.documents import check
 
     if packed is not None:
-        name_code(document, packed.id)
+        name_code(document, packed)
         for note in packed.notes:
             warn(note)
     spec = check(document, source=source)

@@ -15,7 +15,8 @@ from pydantic import (
     model_validator,
 )
 
-from dray.spec.fields import CodeId, Document, PlainText, Sha256, wrong
+from dray.spec.fields import CodeId, Document, Sha256, wrong
+from dray.spec.program.origin import Commit
 from dray.spec.training.data import SourceUrl
 
 # Python checks the host and curl connects to it, so both must extract the same host from the URL.
@@ -37,15 +38,6 @@ def _repository(value: str) -> str:
     return value
 
 
-def _whole_commit(value: str) -> str:
-    if re.fullmatch(r"[0-9a-f]{40}([0-9a-f]{24})?", value) is None:
-        raise ValueError(
-            "must be the full hash of a commit, 40 or 64 hexadecimal digits, because branches and "
-            "tags can move; `git rev-parse main` prints the current hash of main"
-        )
-    return value
-
-
 class RemoteCode(Document):
     """Code that each node fetches itself: a commit of a Git repository, or a tar archive."""
 
@@ -54,7 +46,7 @@ class RemoteCode(Document):
     )
     """`https://` URL of the repository from which `commit` is fetched. Submodules and Git LFS files
     are not fetched."""
-    commit: Annotated[PlainText, AfterValidator(_whole_commit)] | None = None
+    commit: Commit | None = None
     """Full hash of the commit, so that every attempt runs the same files."""
     url: Annotated[SourceUrl, BeforeValidator(_of_the_web)] | None = None
     """URL of a tar archive, optionally compressed with gzip, bzip2 or xz."""

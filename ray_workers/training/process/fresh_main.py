@@ -26,6 +26,7 @@ from ray_workers.training.core import gpu_memory_cap
 from ray_workers.training.core.device_faults import DeviceLostError, as_lost
 from ray_workers.training.core.error_chain import PEER_IS_GONE, is_deterministic
 from ray_workers.training.process.ending import RankEnd, flush_output
+from ray_workers.training.process.installed import report_packages
 from ray_workers.training.scripts.script import Program, run_script
 
 TASK_FD = "DRAY_FRESH_TASK_FD"
@@ -46,6 +47,7 @@ def main() -> int:
         masker = Masker(secrets)
         os.environ.update(secrets)
         os.environ.update(gpu_memory_cap.for_torch(_torch_version(), os.environ))
+        report_packages(task)
         run_script(program, task, page, end.after_error)
         train.wait_until_written(page.move)
         return 0

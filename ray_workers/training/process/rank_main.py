@@ -37,6 +37,7 @@ from ray_workers.training.loop.run import run
 from ray_workers.training.parallel.parameter_server import server
 from ray_workers.training.process import job_environment
 from ray_workers.training.process.ending import RankEnd, flush_output
+from ray_workers.training.process.installed import report_packages
 from ray_workers.training.scripts import frameworks
 from ray_workers.training.scripts.script import Program, run_script
 
@@ -89,6 +90,7 @@ def _train(task: RankTask, page: HeartbeatPage, end: RankEnd) -> None:
     _enter(task, spec)
     program = None if spec.script is None else _program(spec.script.for_rank(task.rank))
     job_environment.enter(task, spec.environment, program)
+    report_packages(task)
     if program is not None:
         if 0 < (share := spec.resources.gpus_per_worker) < 1:
             compat_torch.cap_memory_when_used(share)

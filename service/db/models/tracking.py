@@ -38,7 +38,8 @@ class JobAnnotationRow(Base):
 
 
 class ExperimentRow(Base):
-    """An experiment with a baseline. The jobs of an experiment are identified by their label."""
+    """What users have stored about an experiment. The jobs of an experiment are identified by their
+    label."""
 
     __tablename__ = "experiments"
     name: Mapped[str] = mapped_column(String(255), primary_key=True)
@@ -46,6 +47,16 @@ class ExperimentRow(Base):
         String(64), ForeignKey("jobs.id", ondelete="SET NULL"), index=True
     )
     """The job with which the other jobs of the experiment are compared."""
+    notes: Mapped[str] = mapped_column(server_default=text("''"))
+    """Notes in Markdown."""
+    pinned: Mapped[list[Any]] = mapped_column(server_default=text("'[]'"))
+    """Ids of the pinned jobs, which may have been deleted since."""
+    layout: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    """The charts of the experiment's web page; interpreted only by the page."""
+    revision: Mapped[int] = mapped_column(server_default=text("0"))
+    """Number of changes by users."""
+    updated_at: Mapped[datetime | None]
+    updated_by: Mapped[str | None] = mapped_column(String(255))
 
 
 class DocumentValueRow(Base):
@@ -106,6 +117,23 @@ class MetricSummaryRow(Base):
     as_of: Mapped[datetime | None]
     """The time up to which the row covers the points that the server has received; unset for rows
     that were written before this column was added."""
+
+
+class PackageListRow(Base):
+    """Packages that one or more jobs have."""
+
+    __tablename__ = "package_lists"
+    sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    packages: Mapped[dict[str, Any]]
+    """Version of each package, keyed by name."""
+
+
+class JobPackagesRow(Base):
+    """The packages of a job, as its rank 0 reported them."""
+
+    __tablename__ = "job_packages"
+    job_id: Mapped[str] = job_key()
+    sha256: Mapped[str] = mapped_column(String(64), ForeignKey("package_lists.sha256"))
 
 
 class SavedViewRow(Base):

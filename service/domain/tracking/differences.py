@@ -8,7 +8,7 @@ from typing import Any
 
 from service.domain.tracking.document_values import escaped
 
-IDENTITY = frozenset({"/version", "/name"})
+IDENTITY = frozenset({"/version", "/name", "/origin/job"})
 """Fields that identify a job and don't affect what it does."""
 MAX_DIFFERENCES = 5_000
 """Maximum number of differences to return; any others are left out."""

@@ -13,6 +13,7 @@ from typing import Any
 from dray import views
 from dray.views import JobState
 from service.domain.tracking.search_tree import EXPERIMENT
+from service.domain.tracking.sources import git_of
 
 MAX_PARAM_CHARS, MAX_TAG_CHARS, MAX_KEY_CHARS = 6000, 5000, 250
 """MLflow's limits."""
@@ -103,7 +104,7 @@ def tags_of(job: views.Job, notes: str | None) -> dict[str, str]:
         "mlflow.user": job.owner,
         "mlflow.source.type": "JOB",
         "mlflow.source.name": script.get("entrypoint") or job.spec.get("recipe"),
-        "mlflow.source.git.commit": source.get("commit"),
+        "mlflow.source.git.commit": (git_of(job.spec) or {}).get("commit"),
         "mlflow.source.git.repoURL": source.get("git"),
         JOB_TAG: job.id,
         "dray.code": code if isinstance(code, str) else None,

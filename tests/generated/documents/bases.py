@@ -333,6 +333,7 @@ BASES: tuple[dict[str, Any], ...] = (
         },
     },
     {**script(), "environment": {"requirements": "numpy\n"}},
+    images(origin={"git": {"commit": "1a" * 20, "dirty": True, "branch": "main"}, "job": "job-a1"}),
 )
 ELSEWHERE = {
     "JobSpec.after": "tests/unit/service/jobs/test_dependencies_by_chance.py",

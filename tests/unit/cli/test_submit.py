@@ -195,9 +195,11 @@ def test_a_job_is_submitted_again_with_other_arguments(cli: Cli, server: LiveSer
     assert spec == {
         **first["spec"],
         "script": {**first["spec"]["script"], "args": ["--epochs", "3", "--lr", "0.01"]},
+        "origin": {"git": None, "job": first["id"]},
     }
     third = cli("submit", "--like", first["id"], "--set", "priority=7").split()[0]
-    assert spec_of(server, third) == {**first["spec"], "priority": 7}
+    copied = {**first["spec"], "priority": 7, "origin": {"git": None, "job": first["id"]}}
+    assert spec_of(server, third) == copied
     found = cli.json("compare", first["id"], second)
     assert found["differences"] == [{"pointer": "/parameters/lr", "values": [0.1, 0.01]}]
     recipe = server.submit()

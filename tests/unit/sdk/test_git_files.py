@@ -323,3 +323,44 @@ def test_names_of_any_bytes_are_compared(tmp_path: Path) -> None:
     Path(os.fsdecode(bytes(root) + b"/\xff.py")).write_text("x")
     with pytest.raises(SpecError, match="is not UTF-8"):
         pack(root)
+
+
+def test_the_commit_of_a_work_tree_is_recorded(tmp_path: Path) -> None:
+    root = repository(tmp_path / "r", "a.py", "sub/b.py", ignore="ignored\n")
+    assert git_files.state(root) is None  # there is no commit
+    git(root, "checkout", "-q", "-b", "topic/ü")
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "first")
+    commit = git(root, "rev-parse", "HEAD").strip()
+    clean = {"commit": commit, "dirty": False, "branch": "topic/ü"}
+    assert git_files.state(root) == clean
+    put(root, "ignored")
+    assert git_files.state(root) == clean
+    put(root, **{"sub/b.py": "changed"})
+    assert git_files.state(root) == {**clean, "dirty": True}
+    put(root, "other/c.py")
+    git(root, "checkout", "-q", "--", "sub")
+    # Only the folder that is uploaded counts.
+    assert git_files.state(root / "sub") == clean
+    assert git_files.state(root) == {**clean, "dirty": True}
+    git(root, "checkout", "-q", "--detach")
+    assert git_files.state(root / "sub") == {"commit": commit, "dirty": False}
+    assert pack(root / "sub").git == {"commit": commit, "dirty": False}
+    assert git_files.state(tmp_path) is None
+
+
+def test_comparing_files_with_the_commit_runs_no_filter(tmp_path: Path) -> None:
+    root = repository(tmp_path / "r", "a.py")
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "first")
+    trace = tmp_path / "trace"
+    for kind in ("clean", "process"):
+        git(root, "config", f"filter.my filter.{kind}", f"touch '{trace}'; cat")
+    (root / ".git" / "info").mkdir(exist_ok=True)
+    (root / ".git" / "info" / "attributes").write_text('*.py filter="my filter"\n*.py filter=x\n')
+    git(root, "config", "filter.x.clean", f"touch '{trace}'; cat")
+    put(root, **{"a.py": "y"})
+    state = git_files.state(root)
+    assert state is not None
+    assert state["dirty"]
+    assert not trace.exists()

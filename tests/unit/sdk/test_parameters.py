@@ -36,6 +36,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "get_array": Client.wait_array,
     "get_sweep": Client.sweep,
     "compare_jobs": Client.compare,
+    "diff_jobs": Client.diff,
     "get_metrics": Client.metrics,
     "get_system_metrics": Client.system_metrics,
     "get_logs": Client.logs,
@@ -45,6 +46,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "get_round": Client.join,
 }
 NAMES = {
+    ("diff_jobs", "jobs"): "old",
     ("get_job", "state"): "known_state",
     ("get_array", "state"): "states",
     ("get_array", "wait_s"): "timeout_s",

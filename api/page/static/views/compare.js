@@ -1,9 +1,10 @@
 // Compares jobs: the answer of `/v1/compare`, and their curves in shared charts.
 
-import { address, adjust } from '../lib/address.js';
+import { address, adjust, link } from '../lib/address.js';
 import { get } from '../lib/api.js';
 import { AXES, placesOn } from '../lib/axes.js';
 import { coloursOf, pointed } from '../lib/colours.js';
+import { LESS, MORE } from '../lib/directions.js';
 import { bytes, duration, number } from '../lib/format.js';
 import { html, useEffect, useMemo, useState } from '../lib/html.js';
 import { repeat } from '../lib/live.js';
@@ -21,9 +22,6 @@ const MOST = 20;
 const EVERY_MS = 4000;
 // How the curves of a metric are dashed if several metrics share a chart.
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
-// Metrics for which lower is better, and for which higher is better; others have no best value.
-const LESS = /loss|error|perplexity|_time_s|wait_s|(^|[/_])(mae|mse|rmse)$/;
-const MORE = /accuracy|samples_per_s|tokens_per_s|(^|[/_])(auc|f1|iou|r2|map|bleu|dice|precision|recall)/;
 const NO_GROUP = 'none';
 // What jobs can be grouped by, besides labels.
 const GROUPS = { name: ({ name }) => name, experiment: ({ experiment }) => experiment, sweep: ({ array_id: id }) => id, owner: ({ owner }) => owner };
@@ -118,7 +116,7 @@ function Comparison({ params }) {
   const toggle = (id) => adjust({ hide: jobs.map((job) => job.id).filter((one) => (one === id ? !hidden.has(one) : hidden.has(one))).join(',') });
   const offered = Object.keys(AXES).filter((name) => AXES[name].timed || AXES[name].ofJob || jobs.some(({ id }) => placesOn(name, series[id])));
   return html`<section aria-labelledby="title">
-    <header class="head"><h1 id="title">Compare ${jobs.length} jobs</h1></header><${Failure} error=${error} />
+    <header class="head"><h1 id="title">Compare ${jobs.length} jobs</h1>${jobs.length === 2 && html`<a class="button" href=${link(['diff'], { jobs: jobs.map(({ id }) => id).join() })}>What changed, with code and packages</a>`}</header><${Failure} error=${error} />
     <div class="card"><table class="compared"><thead><tr><td></td><th>Job</th><th>State</th><th>Experiment</th><th class="num">Waited</th><th class="num">Ran</th><th class="num">Workers</th><th class="num">Goodput</th><th class="num">Cost</th><td></td></tr></thead><tbody>
       ${runs.map((job) => html`<${Run} key=${job.id} run=${job} isBaseline=${job.id === baseline} isHidden=${hidden.has(job.id)} onToggle=${() => toggle(job.id)}
         onColour=${(colour) => setChosen((was) => ({ ...was, [job.id]: colour }))} onRemove=${ids.includes(job.id) && (() => adjust({ jobs: ids.filter((id) => id !== job.id).join(',') }))} />`)}</tbody></table></div>

@@ -16,12 +16,13 @@ import { Curves } from './job/curves.js';
 import { Document } from './job/document.js';
 import { FailureLine } from './job/failure_line.js';
 import { Files } from './job/files.js';
+import { Lineage } from './job/lineage.js';
 import { Logs } from './job/logs.js';
 import { Ranks } from './job/ranks.js';
 import { Samples } from './job/samples.js';
 import { EventList, Timeline, changedAt } from './job/timeline.js';
 
-const TABS = [['curves', 'Curves'], ['logs', 'Logs'], ['ranks', 'Ranks'], ['samples', 'Samples'], ['clients', 'Clients'], ['files', 'Files'], ['events', 'Events'], ['document', 'Document']];
+const TABS = [['curves', 'Curves'], ['logs', 'Logs'], ['ranks', 'Ranks'], ['samples', 'Samples'], ['clients', 'Clients'], ['files', 'Files'], ['events', 'Events'], ['document', 'Document'], ['lineage', 'Lineage']];
 const JOB_MS = 3000;
 // Period for data that changes only with events; an event reloads it at once.
 const SELDOM_MS = 60000;
@@ -81,6 +82,7 @@ export function JobPage({ path: [, jobId] }) {
       ${tab === 'files' && html`<${Files} job=${found} checkpoints=${checkpoints} />`}
       ${tab === 'events' && html`<${EventList} events=${events} />`}
       ${tab === 'document' && html`<${Document} job=${found} />`}
+      ${tab === 'lineage' && html`<${Lineage} job=${found} />`}
     </div>
   </article>`;
 }

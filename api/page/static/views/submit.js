@@ -39,7 +39,8 @@ export function SubmitPage() {
     const controller = new AbortController();
     repeat(async (signal) => {
       const [job, root] = await Promise.all([get(`v1/jobs/${from}`, {}, signal), get('v1/schema', {}, signal)]);
-      setText(written(withoutDefaults(job.spec, root)));
+      const document = withoutDefaults(job.spec, root);
+      setText(written({ ...document, origin: { ...document.origin, job: from } }));
       setError(null);
       return true;
     }, { every: RETRY_MS, signal: controller.signal, onError: setError });

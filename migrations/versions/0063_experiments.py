@@ -1,0 +1,41 @@
+"""Notes, pinned jobs and chart layouts of experiments, with a revision; and packages of jobs."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+from service.db.types import UtcDateTime
+
+revision = "0063"
+down_revision = "0062"
+
+
+def upgrade() -> None:
+    def add(name: str, kind: sa.types.TypeEngine[object], default: str) -> None:
+        column = sa.Column(name, kind, nullable=False, server_default=sa.text(default))
+        op.add_column("experiments", column)
+
+    add("notes", sa.Text(), "''")
+    add("pinned", sa.JSON(none_as_null=True), "'[]'")
+    add("layout", sa.JSON(none_as_null=True), "'{}'")
+    add("revision", sa.BigInteger(), "0")
+    op.add_column("experiments", sa.Column("updated_at", UtcDateTime()))
+    op.add_column("experiments", sa.Column("updated_by", sa.String(255)))
+    op.create_table(
+        "package_lists",
+        sa.Column("sha256", sa.String(64), primary_key=True),
+        sa.Column("packages", sa.JSON(none_as_null=True), nullable=False),
+    )
+    op.create_table(
+        "job_packages",
+        sa.Column("job_id", sa.String(64), nullable=False),
+        sa.Column("sha256", sa.String(64), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["job_id"], ["jobs.id"], name="fk_job_packages_job_id", ondelete="CASCADE"
+        ),
+        sa.ForeignKeyConstraint(
+            ["sha256"], ["package_lists.sha256"], name="fk_job_packages_sha256"
+        ),
+        sa.PrimaryKeyConstraint("job_id", name="pk_job_packages"),
+    )
