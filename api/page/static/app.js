@@ -16,9 +16,10 @@ const later = {
   submit: () => import('./views/submit.js').then((module) => module.SubmitPage),
   compare: () => import('./views/compare.js').then((module) => module.ComparePage),
   models: () => import('./views/models.js').then((module) => module.ModelsPage),
+  views: () => import('./views/jobs/saved_views.js').then((module) => module.OpenView),
 };
 const PLACES = [['jobs', 'Jobs'], ['models', 'Models'], ['cluster', 'Cluster'], ['submit', 'Submit']];
-const TITLES = { ...Object.fromEntries(PLACES), compare: 'Compare' };
+const TITLES = { ...Object.fromEntries(PLACES), compare: 'Compare', views: 'View' };
 
 function placeOf([first, second]) {
   if (!first || (first === 'jobs' && !second)) return 'jobs';
@@ -96,7 +97,7 @@ function App() {
   const { path } = useStore(address);
   const asked = useStore(asksForToken);
   const signedIn = useStore(hasToken);
-  const place = placeOf(path) === 'job' || placeOf(path) === 'compare' ? 'jobs' : placeOf(path);
+  const place = ['job', 'compare', 'views'].includes(placeOf(path)) ? 'jobs' : placeOf(path);
   useEffect(() => scrollTo(0, 0), [path.join('/')]);
   useEffect(() => {
     // The title of a job's page is set by the page itself.
