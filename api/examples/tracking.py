@@ -146,6 +146,7 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
                 "std": 0.0141,
                 "min": 0.91,
                 "max": 0.93,
+                "as_of": STEPPED,
             }
         ],
         "next_cursor": None,
