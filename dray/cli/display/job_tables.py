@@ -190,5 +190,5 @@ def _show_groups(groups: Sequence[JobGroup], *, as_json: bool) -> None:
             None if one.as_of is None else age(one.as_of),
         ),
         flexible=("GROUP", "NAME"),
-        optional=("NAME", "STD", "MIN", "MAX", "MEAN", "BEST JOB", "BEST", "VALUES"),
+        optional=("NAME", "STD", "MIN", "MAX", "MEAN", "BEST JOB", "BEST", "VALUES", "AS OF"),
     )

@@ -14,14 +14,19 @@ const NAME = '[a-z0-9][a-z0-9_\\-]*';
 
 const pathOf = (name) => `v1/views/${encodeURIComponent(name)}`;
 const hrefOf = ({ owner, name }) => link(['views', owner, name]);
-const parted = (text) => [text.slice(0, text.lastIndexOf('/')), text.slice(text.lastIndexOf('/') + 1)];
+// `OWNER/NAME`. An owner's name can contain `/`.
+const parted = (text) => /^(?:(.*)\/)?([^/]*)$/s.exec(text).slice(1);
 
 // Opens a view by its address, `#/views/OWNER/NAME`.
 export function OpenView({ path: [, owner, name] }) {
   const [error, setError] = useState(null);
   useEffect(() => {
     const controller = new AbortController();
-    get(pathOf(name ?? ''), { owner }, controller.signal).then(
+    if (!name) {
+      setError(new Error('The address of a view is #/views/OWNER/NAME.'));
+      return undefined;
+    }
+    get(pathOf(name), { owner }, controller.signal).then(
       (view) => redirect(['jobs'], { ...paramsOf(view.query), view: `${view.owner}/${view.name}` }),
       (raised) => { if (!controller.signal.aborted) setError(raised); },
     );
@@ -40,7 +45,7 @@ export function SavedViews({ isOpen, onClose }) {
   const [error, setError] = useState(null);
   const now = savedOf(params);
   const view = saved.data;
-  const isMine = mine.data?.items.some((one) => one.owner === owner && one.name === name);
+  const isMine = mine.data?.items.some((one) => (!owner || one.owner === owner) && one.name === name);
   const changes = view ? differences(view.query, now) : [];
   const refresh = () => {
     saved.refresh();
@@ -52,9 +57,9 @@ export function SavedViews({ isOpen, onClose }) {
     setError(null);
     refresh();
   };
-  return html`${name && html`<span class="view">view <strong>${owner}/${name}</strong>${changes.length > 0 && html` <span class="note">not saved: ${changes.join(', ')}</span>`}
+  return html`${name && html`<span class="view">view <strong>${params.get('view')}</strong>${changes.length > 0 && html` <span class="note">not saved: ${changes.join(', ')}</span>`}
       ${changes.length > 0 && isMine && html`<button onClick=${() => put(name, view.project).catch(setError)}>Save</button>`}
-      ${changes.length > 0 && html`<a class="button" href=${hrefOf({ owner, name })}>Undo the changes</a>`}
+      ${changes.length > 0 && html`<a class="button" href=${hrefOf(view)}>Undo the changes</a>`}
       <button class="quiet" aria-label=${`Leave the view ${name}`} onClick=${() => adjust({ view: '' })}>×</button></span>`}
     <${Failure} error=${error ?? (name ? saved.error : null)} />
     ${isOpen && html`<${ViewsDialog} mine=${mine} project=${isMine ? view?.project : null} put=${put} refresh=${refresh} onClose=${onClose} />`}`;
