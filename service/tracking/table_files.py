@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
 from dray import views
@@ -65,16 +66,16 @@ class ParquetWriter:
         self._columns = {column.text: _type(column.field) for column in columns}
         self._ids: list[Any] = []
         self._times: list[Any] = []
-        self._chunks: dict[str, list[Any]] = {name: [] for name in self._columns}
+        self._chunks: dict[str, list[_Chunk]] = {name: [] for name in self._columns}
 
     def add(self, items: Sequence[views.Job]) -> int:
-        added = [_array([one.id for one in items], _type(JobColumn("id")))]
-        self._ids += added
-        times = _array([one.values_as_of for one in items], _type(JobColumn("created_at")))
-        self._times.append(times)
+        self._ids.append(_array([one.id for one in items], _type(JobColumn("id"))))
+        times = [one.values_as_of for one in items]
+        self._times.append(_array(times, _type(JobColumn("created_at"))))
         for name, kind in self._columns.items():
-            added.append(_array([one.values[name] for one in items], kind))
-            self._chunks[name].append(added[-1])
+            self._chunks[name].append(_chunk([one.values[name] for one in items], kind))
+        added = [self._ids[-1], self._times[-1]]
+        added += [chunks[-1].array for chunks in self._chunks.values()]
         return sum(array.nbytes for array in added)
 
     def finish(self) -> None:
@@ -85,7 +86,7 @@ class ParquetWriter:
         for name, kind in self._columns.items():
             chunks = self._chunks.pop(name)
             common = kind or _common_type(chunks)
-            columns.append(pa.chunked_array([_converted(one, common) for one in chunks], common))
+            columns.append(pa.chunked_array([_converted(one.array, common) for one in chunks], common))
         columns.append(pa.chunked_array(self._times, _type(JobColumn("created_at"))))
         table = pa.table(columns, names=[JOB, *self._columns, AS_OF])
         parquet.write_table(table, self._file, row_group_size=ROWS_OF_GROUP)
@@ -108,11 +109,30 @@ def _type(field: Field) -> Any:
             return pa.string()
 
 
+@dataclass(frozen=True)
+class _Chunk:
+    """The values of a column in one page."""
+
+    kind: Any
+    """The type that has all of these values."""
+    array: Any
+    """The values with this type. If some numbers are integers and others are not, JSON, so that
+    integers can still be written as such if the column contains strings."""
+
+
+def _chunk(values: list[Any], kind: Any) -> _Chunk:
+    import pyarrow as pa
+
+    if kind is not None:
+        return _Chunk(kind, _array(values, kind))
+    kind = _type_of(values)
+    is_mixed = kind == pa.float64() and any(isinstance(value, int) for value in values)
+    return _Chunk(kind, _array(values, pa.string() if is_mixed else kind))
+
+
 def _array(values: list[Any], kind: Any) -> Any:
     import pyarrow as pa
 
-    if kind is None:
-        kind = _type_of(values)
     if kind == pa.string():
         values = [None if value is None else as_text(value) for value in values]
     elif kind == pa.float64():
@@ -138,22 +158,19 @@ def _is_large(value: object) -> bool:
     return isinstance(value, int) and not -_INT64 <= value < _INT64
 
 
-def _common_type(chunks: Sequence[Any]) -> Any:
-    """Return the type to which all of these arrays can be converted."""
+def _common_type(chunks: Sequence[_Chunk]) -> Any:
+    """Return the type to which all of these values can be converted."""
     import pyarrow as pa
 
-    kinds = {chunk.type for chunk in chunks} - {pa.null()}
+    kinds = {chunk.kind for chunk in chunks} - {pa.null()}
     if len(kinds) == 1:
         return kinds.pop()
     return pa.float64() if kinds == {pa.int64(), pa.float64()} else pa.string()
 
 
-def _converted(chunk: Any, kind: Any) -> Any:
+def _converted(array: Any, kind: Any) -> Any:
     import pyarrow as pa
 
-    if chunk.type == kind:
-        return chunk
-    if kind == pa.string():
-        texts = [None if value is None else as_text(value) for value in chunk.to_pylist()]
-        return pa.array(texts, kind)
-    return chunk.cast(kind, safe=False)
+    if array.type == kind:
+        return array
+    return _array(array.to_pylist(), kind) if kind == pa.string() else array.cast(kind, safe=False)

@@ -10,7 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from service.tracking import job_tables
-from tests.unit.api.matrix import check
+from tests.unit.api.matrix import TOKEN, check
 from tests.unit.api.serving import LiveServer
 
 PATH = "/v1/job-table"
@@ -19,7 +19,15 @@ QUERY = {"label": "test=files", "columns": "name,lr"}
 
 @pytest.fixture(scope="module")
 def job(site: LiveServer) -> str:
-    return site.submit(name="filed", labels={"test": "files"})
+    document = {
+        "recipe": "image_classification",
+        "name": "filed",
+        "labels": {"test": "files"},
+        "train": {"optimizer": {"lr": 0.001}},
+    }
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    response = site.ask("POST", "/v1/jobs", json=document, headers=headers)
+    return str(response.json()["id"])
 
 
 def test_the_formats_of_a_file(ann: httpx.Client, job: str) -> None:

@@ -22,16 +22,15 @@ from tests.unit.service.helpers import Service, metrics
 
 METRICS = "val/accuracy,best:val/loss"
 FACTS = "name,state,priority,world_size,created_at,started_at,duration,cost,attempt,variant,tags"
-PARAMETERS = "same,number,mixed,large,flag,rare,missing,object,half"
+PARAMETERS = "same,number,mixed,large,flag,missing,half,script"
 COLUMNS = f"{FACTS},{METRICS},labels.team,{PARAMETERS},progress,goodput"
 LARGE = 2**70
 DRAWN: dict[str, list[Any]] = {
-    "same": ["a", "=1+1", 'quoted ", text', "é\nline"],
+    "same": ["a", "=1+1", 'quoted ", text', "é"],
     "number": [1, 2.5, -3, 1e300],
     "mixed": [1, "one", True, 2.5],
     "large": [7, LARGE, -LARGE],
     "flag": [True, False],
-    "object": [[1, 2], {"a": "b"}, {"deep": [None, {"x": 1}]}],
     "half": [4, 5],
 }
 
@@ -101,7 +100,12 @@ async def test_a_file_has_the_values_of_the_list(
     assert table["values_as_of"].to_pylist() == [job.values_as_of for job in jobs]
     for name in names:
         values = [job.values[name] for job in jobs]
-        assert table[name].to_pylist() == pytest.approx(_of_one_type(name, values), nan_ok=True)
+        found = [_comparable(value) for value in table[name].to_pylist()]
+        assert found == [_comparable(value) for value in _of_one_type(name, values)], name
+
+
+def _comparable(value: Any) -> Any:
+    return "NaN" if isinstance(value, float) and math.isnan(value) else value
 
 
 def _of_one_type(name: str, values: list[Any]) -> list[Any]:
@@ -114,7 +118,7 @@ def _of_one_type(name: str, values: list[Any]) -> list[Any]:
     is_one = len(kinds) <= 1 or kinds == {int, float}
     if is_one and not is_large and not kinds & {list, dict}:
         return values
-    text = [value if isinstance(value, str) else json.dumps(value) for value in present]
+    text = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in present]
     return [None if value is None else text.pop(0) for value in values]
 
 
