@@ -198,9 +198,9 @@ class TableFile(JobTable):
             "the time up to which the metrics of a running job cover its points.",
         ),
     ]
-    format: Annotated[
-        Literal["parquet", "csv"], Field(description="The format of the file.")
-    ] = "parquet"
+    format: Annotated[Literal["parquet", "csv"], Field(description="The format of the file.")] = (
+        "parquet"
+    )
 
 
 GroupedBy = Annotated[

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from typing import Annotated, Any, BinaryIO
 
 from fastapi import APIRouter, Request, Response
@@ -56,15 +57,13 @@ async def export_jobs(
     at a time. A few more requests wait, and all further requests are refused with 429.
     """
     chosen = query.model_copy(update={"owner": caller}) if query.owner == "@me" else query
-    file = tempfile.TemporaryFile()
-    try:
+    with ExitStack() as closing:
+        file = closing.enter_context(tempfile.TemporaryFile())
         async with limited(request, context.tables):
             size = await unless_over(context, request, tables.write(chosen, file))
         if size is None:
             raise Refused("unavailable", "the server is stopping", None, "try again soon")
-    except BaseException:
-        file.close()
-        raise
+        closing.pop_all()  # the response closes the file
     headers = {**attachment(f"jobs.{query.format}"), "Content-Length": str(size)}
     headers["Cache-Control"] = "no-store"
     return StreamingResponse(_pieces(file), headers=headers, media_type=MEDIA_TYPES[query.format])

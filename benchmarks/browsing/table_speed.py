@@ -41,9 +41,9 @@ ROWS = ".jobs tbody .name > a"
 METHOD = (
     f"dray (`python -m api --no-loops`) on SQLite with {NUM_JOBS:,} finished jobs, each with three "
     "metrics, a cost and a label, and every second job with a learning rate of its own.",
-    f"A headless Chromium on the same machine, in a window of 1280 x {HEIGHT}. First rows: from the "
-    f"start of the navigation until the first frame in which {NUM_ROWS} rows are in the document, "
-    "with a new browser context and no cache, and with the usual columns or with "
+    f"A headless Chromium on the same machine, in a window of 1280 x {HEIGHT}. First rows: from "
+    f"the start of the navigation until the first frame in which {NUM_ROWS} rows are in the "
+    "document, with a new browser context and no cache, and with the usual columns or with "
     f"`{COLUMNS}`.",
     "Another order: from the click on a heading until the first frame in which the heading is "
     f"marked and {NUM_ROWS} rows are in the document; for {len(ORDERS)} headings, one after "

@@ -133,7 +133,7 @@ class TrackingCalls(ReportCalls):
         path: str | PathLike[str],
         columns: Sequence[str],
         *,
-        format: TableFormat = "parquet",
+        file_format: TableFormat = "parquet",
         sort: str | None = None,
         state: States | None = None,
         queue: str | None = None,
@@ -161,7 +161,7 @@ class TrackingCalls(ReportCalls):
         """
         chosen = TableFile.model_construct(
             columns=",".join(columns),
-            format=format,
+            format=file_format,
             sort=sort,
             state=states_of(state),
             queue=queue,

@@ -126,7 +126,7 @@ class TrackingCalls(ReportCalls):
         path: str | PathLike[str],
         columns: Sequence[str],
         *,
-        format: TableFormat = "parquet",
+        file_format: TableFormat = "parquet",
         sort: str | None = None,
         state: States | None = None,
         queue: str | None = None,
@@ -154,7 +154,7 @@ class TrackingCalls(ReportCalls):
         """
         chosen = TableFile.model_construct(
             columns=",".join(columns),
-            format=format,
+            format=file_format,
             sort=sort,
             state=states_of(state),
             queue=queue,

@@ -28,7 +28,7 @@ class TableWriter(Protocol):
         ...
 
     def finish(self) -> None:
-        """Write what is left of the file."""
+        """Write the rest of the file."""
         ...
 
 
@@ -86,7 +86,9 @@ class ParquetWriter:
         for name, kind in self._columns.items():
             chunks = self._chunks.pop(name)
             common = kind or _common_type(chunks)
-            columns.append(pa.chunked_array([_converted(one.array, common) for one in chunks], common))
+            columns.append(
+                pa.chunked_array([_converted(one.array, common) for one in chunks], common)
+            )
         columns.append(pa.chunked_array(self._times, _type(JobColumn("created_at"))))
         table = pa.table(columns, names=[JOB, *self._columns, AS_OF])
         parquet.write_table(table, self._file, row_group_size=ROWS_OF_GROUP)

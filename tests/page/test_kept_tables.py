@@ -180,7 +180,9 @@ def test_an_experiment_keeps_its_pins_and_baseline(
     ask(server, "PATCH", f"/v1/experiments/{EXPERIMENT}", json=change)
 
 
-@pytest.mark.parametrize(("button", "suffix"), [("Save as CSV", "csv"), ("Save as Parquet", "parquet")])
+@pytest.mark.parametrize(
+    ("button", "suffix"), [("Save as CSV", "csv"), ("Save as Parquet", "parquet")]
+)
 def test_the_table_is_saved_as_a_file(
     jobs: list[str], tab: Watched, button: str, suffix: str
 ) -> None:

@@ -183,7 +183,19 @@ def _show_groups(groups: Sequence[JobGroup], *, as_json: bool) -> None:
     listing(
         groups,
         as_json,
-        ("GROUP", "NAME", "JOBS", "VALUES", "BEST", "BEST JOB", "MEAN", "STD", "MIN", "MAX", "AS OF"),
+        (
+            "GROUP",
+            "NAME",
+            "JOBS",
+            "VALUES",
+            "BEST",
+            "BEST JOB",
+            "MEAN",
+            "STD",
+            "MIN",
+            "MAX",
+            "AS OF",
+        ),
         lambda one: (
             *(one.key, one.name, one.num_jobs, one.num_values, one.best, one.best_job),
             *(one.mean, one.std, one.min, one.max),

@@ -50,6 +50,7 @@ NAMES = {
     ("get_array", "state"): "states",
     ("get_array", "wait_s"): "timeout_s",
     ("get_drill", "wait_s"): "wait",
+    ("export_jobs", "format"): "file_format",
 }
 """Parameters that have other names in the SDK."""
 PAGES = {"limit", "cursor"}

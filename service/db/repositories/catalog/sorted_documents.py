@@ -42,7 +42,7 @@ from service.domain.tracking.document_values import (
     escaped,
     stored,
 )
-from service.domain.tracking.search_tree import DocumentField
+from service.domain.tracking.search_tree import DocumentField, Exists
 
 _RECIPE = "/recipe"
 MAX_HOLDERS = 20
@@ -146,7 +146,7 @@ class _DocumentStage:
         found = []
         for source in self.sources:
             inside = search.in_document(session, source.pointer, holds)
-            found.append(and_(inside, *_guards(source, JobRow.id)))
+            found.append(and_(inside, *_guards(session, source)))
         return or_(false(), *found)
 
     def _having(
@@ -165,10 +165,29 @@ class _DocumentStage:
             holders = session.scalars(shared).all()
             if len(holders) > MAX_HOLDERS:
                 return self._searched(session, chosen, value, after, limit)
-            own = query.where(DocumentValueRow.holder >= _FIRST_JOB, *_guards(source))
-            queries = [own, *(_sharing(session, holder, source) for holder in holders)]
-            streams += [self._ids(session, chosen, each, after, limit) for each in queries]
+            own = query.where(DocumentValueRow.holder >= _FIRST_JOB)
+            streams.append(self._own_ids(session, chosen, own, source, after, limit))
+            for holder in holders:
+                sharing = _sharing(session, holder, source)
+                streams.append(self._ids(session, chosen, sharing, after, limit))
         return list(islice(heapq.merge(*streams, reverse=self.descending), limit))
+
+    def _own_ids(
+        self,
+        session: Session,
+        chosen: Chosen,
+        query: Select[str],
+        source: _Source,
+        after: str | None,
+        limit: int,
+    ) -> Sequence[str]:
+        found: list[str] = []
+        while True:
+            ids = self._ids(session, chosen, query, after, limit)
+            found += _counting(session, source, ids)
+            if len(found) >= limit or len(ids) < limit:
+                return found
+            after, limit = ids[-1], 2 * limit
 
     def _ids(
         self,
@@ -178,16 +197,22 @@ class _DocumentStage:
         after: str | None,
         limit: int,
     ) -> Sequence[str]:
-        """Return the first ids behind the id `after`. The query selects the column `holder` of
+        """Return the first ids after the id `after`. The query selects the column `holder` of
         rows with the same pointer, text and number."""
         row = query.selected_columns.holder
-        table = row.table.c
+        order = directed(self.descending, JobRow.id)
+        if chosen.is_filtered:
+            # Fewer jobs match the filter than have the value, in most cases.
+            query = select(JobRow.id).where(query.where(row == JobRow.id).exists())
+            row = JobRow.id.expression
+        else:
+            # The text and the number are equal in all rows. They are part of the order because the
+            # database otherwise does not use the order of the index if one of them is NULL.
+            order = directed(self.descending, row.table.c.text, row.table.c.number, row)
         if after is not None:
             query = query.where(row < after if self.descending else row > after)
-        # The text and the number are equal in all rows. They are part of the order because the
-        # database otherwise does not use the order of the index if one of them is NULL.
-        order = directed(self.descending, table.text, table.number, row)
-        return session.scalars(chosen.of(query, row).order_by(*order).limit(limit)).all()
+        job_id = JobRow.id if chosen.is_filtered else row
+        return session.scalars(chosen.of(query, job_id).order_by(*order).limit(limit)).all()
 
     def _searched(
         self,
@@ -229,24 +254,18 @@ def _sharing(session: Session, holder: str, source: _Source) -> Select[str]:
     return query.where(recipe.where(own.text.is_not(None)).exists())
 
 
-def _guards(source: _Source, job_id: Any = DocumentValueRow.holder) -> list[ColumnElement[bool]]:
-    """Return the condition that the job is a recipe, if only recipes count."""
+def _guards(session: Session, source: _Source) -> list[ColumnElement[bool]]:
     if not source.of_recipes:
         return []
-    own, shares, shared = (aliased(DocumentValueRow) for _ in range(3))
-    mine = select(own.holder).where(own.holder == job_id, own.pointer == _RECIPE)
-    theirs = (
-        select(shares.holder)
-        .join(shared, and_(shared.holder == shares.text, shared.pointer == _RECIPE))
-        .where(shares.holder == job_id, shares.pointer == SHARES, shared.text.is_not(None))
-    )
-    # With OFFSET, PostgreSQL looks the rows of each job up. Without it, it would read the rows of
-    # all jobs into hash tables first, which takes longer than a page of a sorted list.
-    is_own, has_own, is_shared = (
-        each.offset(0).correlate_except(own, shares, shared).exists()
-        for each in (mine.where(own.text.is_not(None)), mine, theirs)
-    )
-    return [or_(is_own, and_(~has_own, is_shared))]
+    return [search.condition(session, Exists(DocumentField(_RECIPE)))]
+
+
+def _counting(session: Session, source: _Source, job_ids: Sequence[str]) -> list[str]:
+    """Return the jobs whose value at the source counts."""
+    if not source.of_recipes:
+        return list(job_ids)
+    recipes = _values(session, [_Source(_RECIPE)], job_ids)
+    return [job_id for job_id in job_ids if job_id in recipes]
 
 
 def _is_number(row: Any) -> ColumnElement[bool]:
@@ -286,15 +305,24 @@ class _Numbers(_DocumentStage):
     ) -> dict[str, Any]:
         """Return the first jobs that have their own number at the source."""
         c = DocumentValueRow
-        query = select(c.number, c.holder).where(
+        numbers = select(c.number, c.holder).where(
             c.pointer == source.pointer, _is_number(c), c.holder >= _FIRST_JOB
         )
-        if after is not None:
-            here, last = tuple_(c.number, c.holder), (after.value, after.job_id)
-            query = query.where(here < last if self.descending else here > last)
-        mine = chosen.of(query.where(*_guards(source)), c.holder)
-        ordered = mine.order_by(*directed(self.descending, c.number, c.holder))
-        return {row.holder: row.number for row in session.execute(ordered.limit(limit))}
+        # The text is NULL in all rows, as in `_ids`.
+        order = directed(self.descending, c.text, c.number, c.holder)
+        found: dict[str, Any] = {}
+        while True:
+            query = numbers
+            if after is not None:
+                here, last = tuple_(c.number, c.holder), (after.value, after.job_id)
+                query = query.where(here < last if self.descending else here > last)
+            rows = session.execute(chosen.of(query, c.holder).order_by(*order).limit(limit)).all()
+            by_id = {row.holder: row.number for row in rows}
+            counting = _counting(session, source, list(by_id))
+            found |= {job_id: by_id[job_id] for job_id in counting}
+            if len(found) >= limit or len(rows) < limit:
+                return found
+            after, limit = SortPosition(0, rows[-1].number, rows[-1].holder), 2 * limit
 
     def _shared(self, session: Session, after: SortPosition | None, last: Value) -> Sequence[float]:
         """Return the different numbers that several jobs share, between the position `after` and

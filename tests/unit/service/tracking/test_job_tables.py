@@ -55,7 +55,7 @@ async def made(service: Service, chance: random.Random, number: int) -> None:
 
 
 async def listed(service: Service, wanted: JobTable) -> list[Any]:
-    return [one for one in (await service.jobs.list(wanted, limit=500)).items]
+    return list((await service.jobs.list(wanted, limit=500)).items)
 
 
 async def file_of(service: Service, form: str, **query: Any) -> bytes:
@@ -118,7 +118,10 @@ def _of_one_type(name: str, values: list[Any]) -> list[Any]:
     is_one = len(kinds) <= 1 or kinds == {int, float}
     if is_one and not is_large and not kinds & {list, dict}:
         return values
-    text = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in present]
+    text = [
+        value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for value in present
+    ]
     return [None if value is None else text.pop(0) for value in values]
 
 

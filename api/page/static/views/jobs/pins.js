@@ -1,5 +1,5 @@
 // Pinned jobs, which come first in the list, and the baseline, with which the metrics of other jobs are compared.
-// An experiment keeps its own; those of other lists are in the address.
+// An experiment keeps its pins; the pins of other lists are in the address.
 
 import { adjust } from '../../lib/address.js';
 import { change, get } from '../../lib/api.js';
