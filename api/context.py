@@ -39,6 +39,10 @@ class Context:
         default_factory=lambda: ConcurrencyLimiter(ConcurrencyLimits(at_once=2, of_caller=1))
     )
     """Concurrency limiter for uploads of files, which are held in memory."""
+    tables: ConcurrencyLimiter = field(
+        default_factory=lambda: ConcurrencyLimiter(ConcurrencyLimits(at_once=2, of_caller=1))
+    )
+    """Concurrency limiter for lists of jobs as files, whose values are held in memory."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server is asked to stop, so that long polls answer immediately."""
 

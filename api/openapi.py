@@ -57,6 +57,8 @@ def json_body(kind: type[BaseModel], *, required: bool = True) -> dict[str, Any]
 PLAIN_EXAMPLES = {
     "text/event-stream": examples.EVENT_STREAM,
     "text/plain": examples.PROMETHEUS,
+    "text/csv": examples.JOB_TABLE,
+    "application/vnd.apache.parquet": "(bytes)",
     "application/schema+json": examples.SCHEMA,
     BINARY: "(bytes)",
 }

@@ -56,8 +56,8 @@ def _possible() -> list[str]:
         _tell(f"skipping replays: {DATA} is not set to a folder with traces")
         left_out |= {"scheduler", "scheduler_elastic"}
     if lacks_browser():
-        _tell("skipping first_paint and open_pages: chromium or playwright is not installed")
-        left_out |= {"first_paint", "open_pages"}
+        _tell("skipping what needs a browser: chromium or playwright is not installed")
+        left_out |= {"first_paint", "open_pages", "table_speed"}
     return [name for name in BENCHMARKS if name not in left_out]
 
 
@@ -75,6 +75,7 @@ BENCHMARKS = {
     "onlookers": "serving.onlookers",
     "first_paint": "browsing.first_paint",
     "open_pages": "browsing.open_pages",
+    "table_speed": "browsing.table_speed",
     "checkpoint_stall": "checkpoint_stall.measure",
     "recovery": "recovery.measure",
     "spares": "recovery.spares",

@@ -186,6 +186,23 @@ class JobTable(JobFilter):
     ] = None
 
 
+class TableFile(JobTable):
+    """A list of jobs as a file, with a row for each job."""
+
+    columns: Annotated[
+        str,
+        Field(
+            max_length=8192,
+            description="Comma-separated columns of the file, such as `lr,best:val/accuracy,cost`. "
+            "The first column of the file is the job's id, and the last column, `values_as_of`, is "
+            "the time up to which the metrics of a running job cover its points.",
+        ),
+    ]
+    format: Annotated[Literal["parquet", "csv"], Field(description="The format of the file.")] = (
+        "parquet"
+    )
+
+
 GroupedBy = Annotated[
     str,
     Field(

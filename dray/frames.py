@@ -34,11 +34,15 @@ def of_jobs(jobs: Sequence[views.Job]) -> pandas.DataFrame:
     """Return a DataFrame with one row per job, indexed by job id. The columns are the job's
     outcome, the document's fields that differ between the jobs (named by their paths), the job's
     arguments (such as `parameters.lr`), and the last value of each metric. If the jobs were listed
-    with `columns`, the columns are these instead."""
+    with `columns`, the columns are these instead, and `values_as_of` if the metrics of a job are
+    not final."""
     pandas = require_pandas()
     index = pandas.Index([job.id for job in jobs], name="job", dtype=object)
     if any(job.values for job in jobs):
-        return pandas.DataFrame(of_values(jobs), index=index)
+        values = of_values(jobs)
+        if any(job.values_as_of for job in jobs):
+            values["values_as_of"] = [job.values_as_of for job in jobs]
+        return pandas.DataFrame(values, index=index)
     documents = [_flat(with_parameters(job.spec)) for job in jobs]
     paths = [
         path

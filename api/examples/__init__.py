@@ -10,6 +10,7 @@ from api.examples.parts import DOCUMENT as DOCUMENT
 from api.examples.parts import SCHEMA as SCHEMA
 from api.examples.problems import problem as problem
 from api.examples.requests import REQUESTS as REQUESTS
+from api.examples.tracking import JOB_TABLE as JOB_TABLE
 
 VIEWS: Mapping[str, Mapping[str, Any]] = {
     **jobs.VIEWS,

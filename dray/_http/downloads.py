@@ -122,6 +122,17 @@ def write_at(part: Path, offset: int, content: bytes) -> None:
         opened.write(content)
 
 
+def write_whole(path: Path, content: bytes) -> int:
+    """Write a file, or replace it. Returns its size in bytes."""
+    part = path.with_name(f".{path.name[:40]}.part")
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return len(content)
+
+
 def finish(part: Path, target: Path, file: RemoteFile) -> None:
     if not matches(part, file):
         part.unlink()

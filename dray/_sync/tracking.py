@@ -5,18 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from datetime import datetime
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from dray import frames, views
-from dray._http import references
+from dray._http import downloads, references
 from dray._http.transport import Call, params, present, segment
 from dray._sync.reports import ReportCalls
-from dray.filters import JobGroups, States, label_texts, states_of
+from dray.filters import JobGroups, States, TableFile, label_texts, states_of
 
 if TYPE_CHECKING:
     import pandas
 
 
+TableFormat: TypeAlias = Literal["parquet", "csv"]
+EXPORT_S = 300.0
+"""Seconds for which the server may write a table before it begins to send it."""
 Jobs: TypeAlias = "Iterable[views.Job | str]"
 """Jobs, for example as yielded by `jobs`, or their ids."""
 
@@ -127,6 +132,63 @@ class TrackingCalls(ReportCalls):
         )
         query = references.query_of(chosen)
         return self._items(views.JobGroupPage, "/v1/job-groups", query, page_size=page_size)
+
+    def save_table(
+        self,
+        path: str | PathLike[str],
+        columns: Sequence[str],
+        *,
+        file_format: TableFormat = "parquet",
+        sort: str | None = None,
+        state: States | None = None,
+        queue: str | None = None,
+        label: Mapping[str, str] | None = None,
+        owner: str | None = None,
+        project: str | None = None,
+        name: str | None = None,
+        name_glob: str | None = None,
+        text: str | None = None,
+        array: str | None = None,
+        array_index: int | None = None,
+        schedule: str | None = None,
+        reservation: str | None = None,
+        created_after: datetime | None = None,
+        created_before: datetime | None = None,
+        where: str | None = None,
+    ) -> int:
+        """Write the jobs that match all arguments, at most 100,000, to a Parquet or CSV file with a
+        row for each job. Returns the size of the file in bytes.
+
+        The server writes the file. Its columns are `job` (the id), `columns`, and `values_as_of`,
+        the time up to which the metrics of a running job cover its points. In Parquet, a field
+        whose values have different types is a string. The other arguments are the same as in
+        `jobs`. An existing file is replaced once the new file is complete. Raises InvalidSearch.
+        """
+        chosen = TableFile.model_construct(
+            columns=",".join(columns),
+            format=file_format,
+            sort=sort,
+            state=states_of(state),
+            queue=queue,
+            label=label_texts(label),
+            owner=owner,
+            project=project,
+            name=name,
+            name_glob=name_glob,
+            text=text,
+            array=array,
+            array_index=array_index,
+            schedule=schedule,
+            reservation=reservation,
+            created_after=created_after,
+            created_before=created_before,
+            where=where,
+        )
+        headers = {"Accept": "*/*"}
+        query = references.query_of(chosen)
+        call = Call("GET", "/v1/job-table", query, headers, wait_s=EXPORT_S)
+        response = self._send(call)
+        return downloads.write_whole(Path(path), response.content)
 
     def save_view(
         self, name: str, /, *, view_project: str | None = None, **query: Any

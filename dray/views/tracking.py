@@ -182,6 +182,9 @@ class JobGroup(View):
     """Sample standard deviation; null if there is only one value."""
     min: MetricValue | None = None
     max: MetricValue | None = None
+    as_of: datetime | None = None
+    """The time up to which the figures cover the points of jobs that have not ended; null if the
+    figures are final."""
 
 
 class JobGroupPage(View):

@@ -56,6 +56,12 @@ def _reader(field: Field) -> Read:
             return lambda _row, item, _: item.cost and item.cost.total
         case Fact("array"):
             return lambda _row, item, _: item.array_id
+        case Fact("goodput"):
+            return lambda _row, item, _: item.goodput and item.goodput.useful_share
+        case Fact("progress"):
+            return lambda _row, item, _: _progress(item)
+        case Fact("variant" | "attempt" as name):
+            return lambda _row, item, _: getattr(item, name)
         case Fact():
             raise ValueError(f"there is no column {field.name}")
         case LabelField(key):
@@ -75,6 +81,12 @@ def _metric(summary: LaggingSummary | None, of: str) -> views.MetricValue | None
         return None
     value: float | None = getattr(summary, f"{of}_value")
     return by_name(math.nan if value is None else value)
+
+
+def _progress(item: views.Job) -> float | None:
+    """Return the share of the steps that the job has done; None if their number is unknown."""
+    steps = item.progress
+    return steps.step / steps.total_steps if steps and steps.total_steps else None
 
 
 def _parameter(document: Mapping[str, Any], field: ParameterField) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from sqlalchemy.orm import Session
 
@@ -32,6 +33,8 @@ class GroupOfJobs:
     num_jobs: int = 0
     values: list[tuple[float, str]] = field(default_factory=list)
     """The values with the ids of their jobs."""
+    as_of: datetime | None = None
+    """The earliest time up to which a value of a running job covers its points."""
 
     def best(self, sort: Sort | None) -> tuple[float, str] | None:
         """Return the first value in this order, and its job; the newest job if values are equal in
@@ -92,8 +95,9 @@ def _groups(session: Session, wanted: JobGroups, sort: Sort | None) -> Sequence[
             f"more than {MAX_JOBS:,} jobs match",
             hint="narrow the list down with a time, a label or an owner",
         )
-    numbers = {}
+    numbers, times = {}, {}
     if sort is not None:
+        times = repository.times_of_live_jobs(session, sort.field)
         numbers = repository.numbers(session, sort.field, [job_id for job_id, _ in rows])
     found: dict[str | None, GroupOfJobs] = {}
     for job_id, key in rows:
@@ -101,6 +105,8 @@ def _groups(session: Session, wanted: JobGroups, sort: Sort | None) -> Sequence[
         group.num_jobs += 1
         if job_id in numbers:
             group.values.append((float(numbers[job_id]), job_id))
+        if job_id in times:
+            group.as_of = min(group.as_of or times[job_id], times[job_id])
     return list(found.values())
 
 
@@ -138,6 +144,7 @@ def _view(group: GroupOfJobs, sort: Sort | None, names: Mapping[str, str]) -> vi
         name=None if group.key is None else names.get(group.key),
         num_jobs=group.num_jobs,
         num_values=len(group.values),
+        as_of=group.as_of,
     )
     if best is None:
         return found

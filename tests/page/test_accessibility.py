@@ -53,6 +53,11 @@ def places(site: Site, server: LiveServer) -> list[tuple[str, str]]:
         (f"compare?jobs={','.join(baselines)}&group=name&x=samples&smooth=0.5", ".panel .plot"),
         ("jobs?sort=-val/accuracy&columns=state,val/accuracy,train.optimizer.lr", ".value"),
         ("jobs?group=experiment&sort=-val/accuracy", ".groups td"),
+        (
+            f"jobs?columns=train/loss&owner=ann&pinned={baselines[0]}&baseline={baselines[-1]}",
+            ".pinned td",
+        ),
+        ("views/ann/missing", ".failure"),
         ("none", "h1"),
     ]
 

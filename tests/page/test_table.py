@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -225,19 +222,6 @@ def test_an_action_shows_first_what_it_would_change(site: Site, tab: Watched) ->
     page.get_by_role("button", name="Delete", exact=True).click()
     page.get_by_role("button", name="Delete them").click()
     wait_until(lambda: "bulk-ended" not in names(page), "the job gone")
-
-
-def test_the_table_is_saved_as_csv(jobs: list[str], tab: Watched) -> None:
-    page = tab.open(f"{LISTED}&sort=-val/accuracy")
-    in_order(page, BY_VALUE)
-    with page.expect_download() as download:
-        page.get_by_role("button", name="Save as CSV").click()
-    rows = list(csv.reader(io.StringIO(Path(download.value.path()).read_text())))
-    columns = ["state", "val/accuracy", "best:val/accuracy", "train.optimizer.lr", "labels.arm"]
-    assert rows[0] == ["id", "name", "variant", *columns]
-    assert [row[0] for row in rows[1:]] == [jobs[number] for number in BY_VALUE]
-    assert rows[1][3:] == ["SUCCEEDED", "0.9", "0.9", "0.01", "b"]
-    assert rows[-1][4] == ""
 
 
 def test_an_expression_is_completed(jobs: list[str], tab: Watched) -> None:

@@ -18,11 +18,12 @@ const later = {
   models: () => import('./views/models.js').then((module) => module.ModelsPage),
   experiments: () => import('./views/experiments.js').then((module) => module.ExperimentsPage),
   diff: () => import('./views/diff.js').then((module) => module.DiffPage),
+  views: () => import('./views/jobs/saved_views.js').then((module) => module.OpenView),
 };
 const PLACES = [['jobs', 'Jobs'], ['experiments', 'Experiments'], ['models', 'Models'], ['cluster', 'Cluster'], ['submit', 'Submit']];
-const TITLES = { ...Object.fromEntries(PLACES), compare: 'Compare', diff: 'What changed' };
+const TITLES = { ...Object.fromEntries(PLACES), compare: 'Compare', diff: 'What changed', views: 'View' };
 // Views that belong to the list of jobs.
-const OF_JOBS = ['job', 'compare', 'diff'];
+const OF_JOBS = ['job', 'compare', 'diff', 'views'];
 
 function placeOf([first, second]) {
   if (!first || (first === 'jobs' && !second)) return 'jobs';

@@ -94,7 +94,7 @@ def list_jobs(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="With --columns: write all jobs to a Parquet file.",
+            help="With --columns: write all jobs, at most 100,000, to a Parquet file.",
             dir_okay=False,
         ),
     ] = None,

@@ -1,25 +1,19 @@
-"""Tables of jobs as CSV and as Parquet files."""
+"""Tables of jobs as CSV."""
 
 from __future__ import annotations
 
-import importlib
-import json
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import typer
-
-from dray import frames
-from dray.cli.display.output import warn, write_csv_row
+from dray.cli.display.output import write_csv_row
 
 if TYPE_CHECKING:
     from dray.views import Job
 
-
-_INT64 = 2**63
-"""Integers from here on don't fit into a column of integers."""
+AS_OF = "values_as_of"
+"""The last column: the time up to which the metrics of a job cover its points; empty if they are
+final."""
 
 
 def column_names(columns: str) -> list[str]:
@@ -34,45 +28,7 @@ def write_csv(jobs: Iterator[Job], columns: str) -> None:
     for job in jobs:
         if names is None:
             names = list(job.values)
-            write_csv_row(("job", *names))
-        write_csv_row((job.id, *(_plain(job.values[name]) for name in names)))
+            write_csv_row(("job", *names, AS_OF))
+        write_csv_row((job.id, *(job.values[name] for name in names), job.values_as_of))
     if names is None:
-        write_csv_row(("job", *column_names(columns)))
-
-
-def write_parquet(jobs: Sequence[Job], path: Path) -> None:
-    """Write a file with a row for each job. A column that has strings and other values, or
-    integers of more than 64 bits, is written as strings."""
-    try:
-        pyarrow = importlib.import_module("pyarrow")
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ModuleNotFoundError:
-        message = "writing Parquet requires pyarrow: pip install pyarrow, or use --csv"
-        raise typer.BadParameter(message, param_hint="--parquet") from None
-    columns = {"job": [job.id for job in jobs]}
-    columns |= {name: _of_one_type(values) for name, values in frames.of_values(jobs).items()}
-    try:
-        parquet.write_table(pyarrow.table(columns), path)
-    except OSError as error:
-        raise typer.BadParameter(f"can't write {path}: {error}", param_hint="--parquet") from None
-    warn(f"wrote {len(jobs)} jobs to {path}")
-
-
-def _of_one_type(values: Sequence[Any]) -> list[Any]:
-    kinds = {type(value) for value in values if value is not None}
-    if any(isinstance(value, int) and not -_INT64 <= value < _INT64 for value in values):
-        kinds.add(str)
-    if kinds == {int, float}:
-        return [None if value is None else float(value) for value in values]
-    if len(kinds) <= 1 and not kinds & {list, dict}:
-        return list(values)
-    return [None if value is None else _as_text(value) for value in values]
-
-
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _plain(value: Any) -> Any:
-    """Return a value for a cell of CSV. Booleans are written as in JSON."""
-    return _as_text(value) if isinstance(value, bool | list | dict) else value
+        write_csv_row(("job", *column_names(columns), AS_OF))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from dray.cli.display.exports import column_names, write_csv, write_parquet
+from dray.cli.display.exports import column_names, write_csv
 from dray.cli.display.output import age, duration, warn, write_json
 from dray.cli.display.tables import listing, shortest_prefixes, table
 
@@ -98,6 +98,9 @@ def show(client: Client, given: Mapping[str, Any], shown: Shown) -> None:
     if columns is None and shown.sort is not None:
         columns = f"name,state,{shown.sort.strip().removeprefix('-')},owner,created_at"
     assert columns is not None
+    if shown.parquet is not None:
+        _write_file(client, shown.parquet, columns, given, shown.sort)
+        return
     jobs = client.jobs(
         **given,
         sort=shown.sort,
@@ -105,9 +108,6 @@ def show(client: Client, given: Mapping[str, Any], shown: Shown) -> None:
         brief=shown.brief or not shown.as_json,
         page_size=page_size,
     )
-    if shown.parquet is not None:
-        write_parquet(list(jobs), shown.parquet)
-        return
     if shown.as_csv:
         write_csv(jobs, columns)
         return
@@ -117,6 +117,16 @@ def show(client: Client, given: Mapping[str, Any], shown: Shown) -> None:
         return
     _show_columns(found[:limit], columns)
     _warn_of_more(found, limit, "jobs")
+
+
+def _write_file(
+    client: Client, path: Path, columns: str, given: Mapping[str, Any], sort: str | None
+) -> None:
+    try:
+        size = client.save_table(path, [columns], sort=sort, **given)
+    except OSError as error:
+        raise typer.BadParameter(f"can't write {path}: {error}", param_hint="--parquet") from None
+    warn(f"wrote {size:,} bytes to {path}")
 
 
 def _up_to(items: Iterator[T], limit: int | None) -> list[T]:
@@ -144,20 +154,16 @@ def _check(shown: Shown) -> None:
 
 def _show_columns(jobs: Sequence[Job], columns: str) -> None:
     names = list(jobs[0].values) if jobs else column_names(columns)
-    headings = ("ID", *(name.upper() if name in _NAMED else name for name in names), "AS OF")
-    rows = [
-        (
-            job.id,
-            *(_cell(job, name) for name in names),
-            None if job.values_as_of is None else age(job.values_as_of),
-        )
-        for job in jobs
-    ]
+    headings = ["ID", *(name.upper() if name in _NAMED else name for name in names)]
+    rows = [[job.id, *(_cell(job, name) for name in names)] for job in jobs]
+    if any(job.values_as_of for job in jobs):
+        headings.append("AS OF")
+        for row, job in zip(rows, jobs, strict=True):
+            row.append(None if job.values_as_of is None else age(job.values_as_of))
     table(
         headings,
         rows,
         flexible=("NAME", "TAGS"),
-        optional=("AS OF",),
         shorter={"ID": shortest_prefixes},
     )
 
@@ -177,11 +183,24 @@ def _show_groups(groups: Sequence[JobGroup], *, as_json: bool) -> None:
     listing(
         groups,
         as_json,
-        ("GROUP", "NAME", "JOBS", "VALUES", "BEST", "BEST JOB", "MEAN", "STD", "MIN", "MAX"),
+        (
+            "GROUP",
+            "NAME",
+            "JOBS",
+            "VALUES",
+            "BEST",
+            "BEST JOB",
+            "MEAN",
+            "STD",
+            "MIN",
+            "MAX",
+            "AS OF",
+        ),
         lambda one: (
             *(one.key, one.name, one.num_jobs, one.num_values, one.best, one.best_job),
             *(one.mean, one.std, one.min, one.max),
+            None if one.as_of is None else age(one.as_of),
         ),
         flexible=("GROUP", "NAME"),
-        optional=("NAME", "STD", "MIN", "MAX", "MEAN", "BEST JOB", "BEST", "VALUES"),
+        optional=("NAME", "STD", "MIN", "MAX", "MEAN", "BEST JOB", "BEST", "VALUES", "AS OF"),
     )

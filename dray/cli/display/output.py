@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from dray.cli.display import terminal
+from dray.csv_rows import csv_row
 from dray.input.names import DIRECTION
 from dray.input.units import money
 from dray.ranks import ranks_by_role, role_names
@@ -110,20 +111,7 @@ def write_json_line(value: BaseModel | Mapping[str, Any]) -> None:
 
 def write_csv_row(cells: Sequence[object]) -> None:
     """Write one line of CSV. Text that a spreadsheet would read as a formula gets a leading `'`."""
-    import csv
-    import io
-
-    row = io.StringIO()
-    csv.writer(row, lineterminator="").writerow([_inert_in_csv(cell) for cell in cells])
-    write(row.getvalue())
-
-
-def _inert_in_csv(cell: object) -> object:
-    if isinstance(cell, datetime):
-        return cell.astimezone(UTC).isoformat().replace("+00:00", "Z")
-    if not isinstance(cell, str) or not re.match(r"\s*[=+@-]|[\t\r]", cell):
-        return cell
-    return cell if re.fullmatch(r"[+-](Infinity|\d+)", cell) else f"'{cell}"
+    write(csv_row(cells))
 
 
 def number(value: float | str | None) -> str:

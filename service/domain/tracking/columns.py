@@ -22,7 +22,7 @@ from service.domain.tracking.search import is_known_name, parse_field
 from service.domain.tracking.search_tree import JobColumn, SearchField
 
 MAX_COLUMNS = 100
-FACTS = ("duration", "cost", "array", "tags")
+FACTS = ("duration", "cost", "array", "tags", "variant", "progress", "goodput", "attempt")
 """Columns that a search doesn't have."""
 SORTED_BY = (
     *("id", "name", "owner", "project", "queue", "state", "created_at", "started_at"),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from api.page.static_files import FOLDER
-from benchmarks.browsing import first_paint, open_pages, page_client, stores
+from benchmarks.browsing import first_paint, open_pages, page_client, stores, table_speed
 from benchmarks.browsing.browser import Visit
 from benchmarks.browsing.page_client import JOB_POLLS, LIST_POLLS, METRICS, Asked
 from benchmarks.machine import BenchmarkError
@@ -108,6 +108,16 @@ def test_an_imitation_that_asks_for_less_is_refused() -> None:
         open_pages.check_imitation(kinds(15))
     with pytest.raises(BenchmarkError, match="also asks for /v1/cluster"):
         open_pages.check_imitation(kinds(1, "/v1/cluster"))
+
+
+def test_the_table_is_judged_by_its_medians() -> None:
+    found = table_speed.Samples(frames=[0.016] * 99 + [0.5])
+    for times in (*found.first.values(), *found.orders.values()):
+        times += [0.25, 0.15, 0.25, 9.0]
+    result = table_speed.conclude(found)
+    first = len(found.first)
+    assert [each.met for each in result.comparisons] == [True] * first + [False] * len(found.orders)
+    assert result.tables[0].rows == [["100", "16 ms", "33 ms", "0.5 s"]]
 
 
 def test_first_paint_is_judged_beside_mlflow() -> None:

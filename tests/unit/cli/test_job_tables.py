@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import sys
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -46,7 +46,7 @@ def test_jobs_are_sorted_by_a_metric_with_missing_values_last(
     assert names(cli("ls", *OF_TEST, "--sort", "val/accuracy")) == ["low", "high", "nan", "none"]
     shown = cli("ls", *OF_TEST, "--sort", "-val/accuracy", "--columns", COLUMNS)
     head = shown.splitlines()[0].split()
-    assert head == ["ID", "NAME", "lr", "best:val/accuracy", "DURATION", "AS", "OF"]
+    assert head == ["ID", "NAME", "lr", "best:val/accuracy", "DURATION"]
     rows = [line.split() for line in shown.splitlines()[1:]]
     assert [row[1:4] for row in rows] == [
         *(["high", "0.2", "0.9"], ["low", "0.1", "0.5"]),
@@ -83,7 +83,7 @@ def _refused(cli: Cli, *options: str, exits: int = 2) -> str:
 def test_a_table_is_exported(cli: Cli, jobs: dict[str, str], tmp_path: Path) -> None:
     text = cli("ls", *OF_TEST, "--sort", "lr", "--columns", f"{COLUMNS},tags", "--csv", "-n", "1")
     head, *rows = csv.reader(io.StringIO(text))
-    assert head == ["job", "name", "lr", "best:val/accuracy", "duration", "tags"]
+    assert head == ["job", "name", "lr", "best:val/accuracy", "duration", "tags", "values_as_of"]
     assert [row[:4] for row in rows] == [
         [jobs["low"], "low", "0.1", "0.5"],
         [jobs["high"], "high", "0.2", "0.9"],
@@ -92,13 +92,15 @@ def test_a_table_is_exported(cli: Cli, jobs: dict[str, str], tmp_path: Path) -> 
     ]
     quoted = 'name, metrics["a,b"]'
     empty = cli("ls", "--label", "test=nothing", "--columns", quoted, "--csv")
-    assert list(csv.reader(io.StringIO(empty))) == [["job", "name", 'metrics["a,b"]']]
+    assert list(csv.reader(io.StringIO(empty))) == [
+        ["job", "name", 'metrics["a,b"]', "values_as_of"]
+    ]
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "jobs.parquet"
     columns = f"{COLUMNS},created_at,train,labels.team"
     cli("ls", *OF_TEST, "--sort", "lr", "--columns", columns, "--parquet", str(path))
     table = parquet.read_table(path)
-    assert table.column_names == ["job", *columns.split(",")]
+    assert table.column_names == ["job", *columns.split(","), "values_as_of"]
     assert table["name"].to_pylist() == list(ACCURACIES)
     assert table["best:val/accuracy"].to_pylist()[:2] == [0.5, 0.9]
     assert table["best:val/accuracy"].null_count == 1
@@ -118,18 +120,47 @@ def test_integers_of_more_than_64_bits_are_exported(
     assert parquet.read_table(path)["seed"].to_pylist() == seeds
 
 
-def test_an_export_without_pyarrow_names_the_package(
-    cli: Cli, jobs: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_export_that_is_refused_writes_no_file(
+    cli: Cli, jobs: dict[str, str], tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    path = str(tmp_path / "jobs.parquet")
-    cli("ls", *OF_TEST, "--columns", "lr", "--parquet", path, exits=2)
-    assert "pip install pyarrow" in cli.err
-    assert list(tmp_path.iterdir()) == []
+    path = tmp_path / "jobs.parquet"
+    path.write_text("kept")
+    cli("ls", *OF_TEST, "--columns", "best:", "--parquet", str(path), exits=2)
+    assert path.read_text() == "kept"
+    assert list(tmp_path.iterdir()) == [path]
+    missing = str(tmp_path / "none" / "jobs.parquet")
+    cli("ls", *OF_TEST, "--columns", "lr", "--parquet", missing, exits=2)
+    assert "can't write" in cli.err
     cli("ls", "--csv", exits=2)
     assert "requires --columns" in cli.err
     cli("ls", "--columns", "lr", "--csv", "--json", exits=2)
     assert "can't be combined" in cli.err
+
+
+def test_values_that_lag_are_marked(cli: Cli, server: LiveServer, tmp_path: Path) -> None:
+    job_id = server.submit(name="live", labels={"test": "lag"})
+    server.train(job_id, metrics(1, {"val/accuracy": 0.5}))
+    of_test = ("--label", "test=lag", "--columns", "name,best:val/accuracy")
+    (job,) = cli.json("ls", *of_test)
+    assert job["values_as_of"] is not None
+    head, row = cli("ls", *of_test).splitlines()
+    assert head.split()[-2:] == ["AS", "OF"]
+    assert row.split()[2] == "0.5"
+    _, line = csv.reader(io.StringIO(cli("ls", *of_test, "--csv")))
+    assert line == [job_id, "live", "0.5", job["values_as_of"]]
+    (group,) = cli.json("ls", "--group", "label:test", "--sort", "-val/accuracy", *of_test[:2])
+    assert group["as_of"] == job["values_as_of"]
+    path = tmp_path / "jobs.parquet"
+    cli("ls", *of_test, "--parquet", str(path))
+    parquet = pytest.importorskip("pyarrow.parquet")
+    (time,) = parquet.read_table(path)["values_as_of"].to_pylist()
+    assert time == datetime.fromisoformat(job["values_as_of"])
+    server.succeed(job_id)
+    assert cli("ls", *of_test).splitlines()[0].split() == ["ID", "NAME", "best:val/accuracy"]
+    _, line = csv.reader(io.StringIO(cli("ls", *of_test, "--csv")))
+    assert line[-1] == ""
+    (group,) = cli.json("ls", "--group", "label:test", "--sort", "-val/accuracy", *of_test[:2])
+    assert group["as_of"] is None
 
 
 def test_frames_have_the_requested_columns(server: LiveServer, jobs: dict[str, str]) -> None:

@@ -26,6 +26,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "get_job": Client.get,
     "list_jobs": Client.jobs,
     "list_job_groups": Client.groups,
+    "export_jobs": Client.save_table,
     "list_views": Client.saved_views,
     "get_view": Client.saved_view,
     "report_costs": Client.costs,
@@ -51,6 +52,7 @@ NAMES = {
     ("get_array", "state"): "states",
     ("get_array", "wait_s"): "timeout_s",
     ("get_drill", "wait_s"): "wait",
+    ("export_jobs", "format"): "file_format",
 }
 """Parameters that have other names in the SDK."""
 PAGES = {"limit", "cursor"}
@@ -59,6 +61,8 @@ NOT_IN_THE_SDK = {
     ("list_jobs", "id_prefix"): "Client.resolve",
     ("list_job_groups", "id_prefix"): "Client.resolve",
     ("list_job_groups", "collapse_arrays"): "it is refused",
+    ("export_jobs", "id_prefix"): "Client.resolve",
+    ("export_jobs", "collapse_arrays"): "it is refused",
     ("get_sweep", "wait_s"): "Client.wait_array",
     ("get_logs", "wait_s"): "follow",
     ("get_events", "wait_s"): "Client.follow",

@@ -32,6 +32,12 @@ export function link(path, params = {}) {
 
 export const go = (path, params) => { location.hash = link(path, params); };
 
+// Show another address in place of the current one, to which Back then does not lead.
+export function redirect(path, params) {
+  history.replaceState(null, '', link(path, params));
+  address.set(read());
+}
+
 // Change parameters of the current view. Each change is an entry of the history, so that Back undoes it.
 // isTyped: whether the reader types or drags; quick changes of the same parameter are then one entry.
 export function adjust(changes, isTyped = false) {

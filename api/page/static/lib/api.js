@@ -90,7 +90,7 @@ const either = (a, b) => (a && b ? AbortSignal.any([a, b]) : a ?? b);
 
 // The result of `read` for the Response of a successful call; without `read`, the Response. Raises
 // Problem, Unreachable, or AbortError if `signal` aborts.
-export async function send(method, path, { query, body, headers = {}, signal, within = HEAD_MS, read } = {}) {
+export async function send(method, path, { query, body, headers = {}, signal, within = HEAD_MS, bodyWithin = BODY_MS, read } = {}) {
   const token = sessionStorage.getItem(TOKEN);
   const sent = body === undefined ? { ...headers } : { 'Content-Type': 'application/json', ...headers };
   if (token) sent.Authorization = `Bearer ${token}`;
@@ -108,7 +108,7 @@ export async function send(method, path, { query, body, headers = {}, signal, wi
       noticeAnswer();
       return response;
     }
-    timer = limit(BODY_MS);
+    timer = limit(bodyWithin);
     if (!response.ok) throw await problemOf(response, token, signal);
     const found = await read(response);
     // Don't do this earlier: if the server cuts off its answers, each answer that begins would make all

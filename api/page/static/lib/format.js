@@ -30,6 +30,8 @@ export function number(value, digits = 4) {
   return formatted(value, { maximumSignificantDigits: Math.max(digits, size >= 1000 ? 4 : 1) });
 }
 
+// A difference: `+0.012`.
+export const signed = (value) => `${value > 0 ? '+' : value < 0 ? '-' : '±'}${number(Math.abs(value))}`;
 export const whole = (value) => (value === null || value === undefined ? '–' : WHOLE.format(value));
 export const percent = (share) => (share === null || share === undefined ? '–' : `${fixed(100 * share, share >= 0.9995 ? 0 : 1)}%`);
 

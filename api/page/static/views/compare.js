@@ -5,7 +5,7 @@ import { get } from '../lib/api.js';
 import { AXES, placesOn } from '../lib/axes.js';
 import { coloursOf, pointed } from '../lib/colours.js';
 import { LESS, MORE } from '../lib/directions.js';
-import { bytes, duration, number } from '../lib/format.js';
+import { bytes, duration, number, signed } from '../lib/format.js';
 import { html, useEffect, useMemo, useState } from '../lib/html.js';
 import { repeat } from '../lib/live.js';
 import { LiveSeries, aggregate, detail, stepsIn } from '../lib/series.js';
@@ -198,7 +198,7 @@ function rowOfMetric({ key, values, changes }) {
     if (!one) return { text: '–' };
     const more = end ? `best ${number(one[end])} at ${number(one[`${end}_step`])}` : `${number(one.min)} to ${number(one.max)}`;
     const change = changes[n];
-    return { text: number(one.last), more, change: change ? `${change > 0 ? '+' : '-'}${number(Math.abs(change))}` : '', isBest: best !== null && one[end] === best };
+    return { text: number(one.last), more, change: change ? signed(change) : '', isBest: best !== null && one[end] === best };
   });
   return { name: key, cells };
 }

@@ -12,24 +12,13 @@ import { JobLink, Labels, Tags, Variant, nameOf } from '../parts/job_parts.js';
 import { useMedia, useVirtual } from '../parts/virtual.js';
 import { Heading, OWN, USUAL, columnOf, requested, split } from './jobs/columns.js';
 import { Filters, Search, useQueues } from './jobs/filters.js';
+import { PinButtons, PinMarks, experimentOf, usePins } from './jobs/pins.js';
+import { queryOf, withoutEmpty } from './jobs/query.js';
 
 const EVERY_MS = 4000;
-const EXPORT_PAGE = 500;
-const MOST_EXPORTED = 20000;
 const MOST_KNOWN = 1000;
 const KINDS = [['', 'no groups'], ['sweep', 'sweep'], ['experiment', 'experiment'], ['user', 'user']];
 const REM = 16;
-
-// The API query for the parameters of an address.
-function queryOf(params) {
-  const text = (params.get('text') || '').trim();
-  const query = { state: params.getAll('state'), queue: params.get('queue'), label: params.getAll('label'), where: params.get('where') };
-  if (params.get('mine')) query.owner = '@me';
-  if (/^job-[0-9a-z]*$/.test(text)) query.id_prefix = text;
-  else if (/^array-[0-9a-z]*$/.test(text)) query.array = text;
-  else if (text) query.text = text;
-  return query;
-}
 
 // A part of the view that is loaded when it is needed.
 function useLater(load, isNeeded) {
@@ -53,14 +42,18 @@ export function Jobs() {
   const [error, setError] = useState(null);
   const [isAll, setIsAll] = useState(false);
   const [isChoosing, setIsChoosing] = useState(false);
+  const [isViewing, setIsViewing] = useState(false);
+  const pins = usePins(experimentOf(filter), params, query.columns, !group);
   const chosen = new Set(ids);
   const body = useRef(null);
   const isNarrow = useMedia('(max-width: 46rem)');
   const isUsual = names === USUAL;
   const rowHeight = isNarrow && isUsual ? 76 : 38;
-  const { first, last, above, below } = useVirtual(body, list.jobs.length, rowHeight, true);
+  const onTop = new Set(pins.jobs.map(({ id }) => id));
+  const jobs = onTop.size ? list.jobs.filter(({ id }) => !onTop.has(id)) : list.jobs;
+  const { first, last, above, below } = useVirtual(body, jobs.length, rowHeight, true);
   const inView = useRef([0, 0]);
-  inView.current = [first, Math.max(first, last - 1)];
+  inView.current = [first, Math.max(first, last - 1 + onTop.size)];
   const wake = useRef(null);
   const now = useNow(5000);
   const queues = useQueues();
@@ -88,8 +81,8 @@ export function Jobs() {
     return () => controller.abort();
   }, [list, group]);
   useEffect(() => {
-    if (list.next && last >= list.jobs.length - 30) list.more().catch(setError);
-  }, [list, last, list.jobs.length]);
+    if (list.next && last >= jobs.length - 30) list.more().catch(setError);
+  }, [list, last, jobs.length]);
 
   const choose = (next) => {
     setIsAll(false);
@@ -101,15 +94,22 @@ export function Jobs() {
     choose(next);
   };
   const columns = names.map(columnOf);
-  const rows = list.jobs.slice(first, last);
+  const rows = jobs.slice(first, last);
   const isUnreadable = error?.code === 'invalid_search' && !/^\/(columns|sort)$/.test(error.pointer ?? '');
   const allChosen = list.jobs.length > 0 && list.jobs.every(({ id }) => chosen.has(id));
   const Groups = useLater(() => import('./jobs/groups.js').then((module) => module.Groups), Boolean(group));
   const Chosen = useLater(() => import('./jobs/bulk.js').then((module) => module.Chosen), chosen.size > 0);
   const ColumnDialog = useLater(() => import('./jobs/choose_columns.js').then((module) => module.ColumnDialog), isChoosing);
-  const cells = (job) => columns.filter(({ name }) => name !== 'progress').map((column) => html`<span key=${column.name}><span class="soft">${column.title}</span> ${column.cell(job, now)}</span>`);
+  const Export = useLater(() => import('./jobs/export.js').then((module) => module.Export), list.jobs.length > 0);
+  const Views = useLater(() => import('./jobs/saved_views.js').then((module) => module.SavedViews), isViewing || params.has('view'));
+  const cells = (job, baseline) => columns.filter(({ name }) => name !== 'progress').map((column) => html`<span key=${column.name}><span class="soft">${column.title}</span> ${column.cell(job, now, baseline)}</span>`);
+  const rowOf = (job, number) => html`<tr key=${job.id} aria-rowindex=${number + 2} class=${chosen.has(job.id) ? 'chosen' : ''}>
+    <td class="pick"><input type="checkbox" aria-label=${`Choose ${[nameOf(job), job.variant].filter(Boolean).join(' ')}`} checked=${chosen.has(job.id)} onChange=${() => toggle(job.id)} /></td>
+    <td class="name"><${JobLink} job=${job} /> <${Variant} job=${job} /> ${onTop.has(job.id) && html`<${PinMarks} job=${job} pins=${pins} />`} <${Tags} tags=${job.tags} /> <${Labels} labels=${job.labels} /></td>
+    ${columns.map((column) => html`<td key=${column.name} class=${column.className}>${column.cell(job, now, pins.baselineJob)}</td>`)}
+  </tr>`;
   const isWide = !isUsual && (isNarrow ? 10 + 8 * names.length : 20 + 7 * names.length) * REM > innerWidth;
-  const found = list.jobs.filter(({ id }) => chosen.has(id));
+  const found = [...pins.jobs, ...jobs].filter(({ id }) => chosen.has(id));
 
   return html`<section aria-labelledby="title">
     <header class="head"><h1 id="title">Jobs</h1>
@@ -117,37 +117,34 @@ export function Jobs() {
       <a class="button primary" href=${link(['submit'])}>Submit a job</a></header>
     <${Filters} params=${params} queues=${queues} />
     <${Search} where=${params.get('where') ?? ''} error=${isUnreadable ? error : null} known=${known} onFocus=${() => setIsCompleting(true)} />
-    <div class="toolbar listing"><button onClick=${() => setIsChoosing(true)}>Columns</button>
+    <div class="toolbar listing"><button onClick=${() => setIsChoosing(true)}>Columns</button><button onClick=${() => setIsViewing(true)}>Views</button>
       <label>group by <select value=${group} onChange=${(event) => adjust({ group: event.target.value, ...(!isNumber(sort ?? '') && { sort: '' }) })}>${[...KINDS, ...groupLabels(known.labels, group)].map(([value, title]) => html`<option key=${value} value=${value}>${title}</option>`)}</select></label>
       ${sort && html`<span class="soft">sorted by ${sort.replace(/^-/, '')}, ${sort.startsWith('-') ? 'largest' : 'smallest'} first</span><button class="quiet" onClick=${() => adjust({ sort: '' })}>Newest first</button>`}
-      ${!group && list.jobs.length > 0 && html`<${Export} query=${query} names=${names} />`}</div>
-    <${Failure} error=${isUnreadable ? null : error} />
+      ${!group && list.jobs.length > 0 && Export && html`<${Export} query=${{ ...filter, sort }} names=${names} />`}
+      ${Views && html`<${Views} isOpen=${isViewing} onClose=${() => setIsViewing(false)} />`}</div>
+    <${Failure} error=${isUnreadable ? null : error ?? pins.error} />
     ${group && Groups && html`<${Groups} by=${group} sort=${sort} query=${filter} columns=${query.columns} row=${cells} />`}
     ${!group && !list.loaded.value && !error && html`<${Loading} />`}
     ${!group && list.loaded.value && list.jobs.length === 0 && html`<${Empty}>
       ${[...params.keys()].length ? 'No matching jobs.' : html`There are no jobs yet. <a href=${link(['submit'])}>Submit the first one</a>.`}<//>`}
-    ${!group && list.jobs.length > 0 && html`<div class=${isWide ? 'sideways' : ''}><table class=${`jobs ${isUsual ? '' : 'custom'}`} style=${isWide ? { width: `${20 + 7 * names.length}rem` } : {}} aria-rowcount=${list.next ? -1 : list.jobs.length + 1}>
+    ${!group && list.jobs.length + pins.jobs.length > 0 && html`<div class=${isWide ? 'sideways' : ''}><table class=${`jobs ${isUsual ? '' : 'custom'}`} style=${isWide ? { width: `${20 + 7 * names.length}rem` } : {}} aria-rowcount=${list.next ? -1 : jobs.length + pins.jobs.length + 1}>
       <thead><tr>
         <th class="pick"><input type="checkbox" aria-label="Choose all loaded jobs" checked=${allChosen}
           onChange=${() => choose(allChosen ? [] : list.jobs.map((job) => job.id))} /></th>
         <${Heading} column=${{ name: 'name', title: 'Name', sorts: true }} sort=${sort} />${columns.map((column) => html`<${Heading} key=${column.name} column=${column} sort=${sort} />`)}
       </tr></thead>
+      ${pins.jobs.length > 0 && html`<tbody class="pinned">${pins.jobs.map(rowOf)}</tbody>`}
       <tbody ref=${body}>
         ${above > 0 && html`<tr key="above" class="spacer" aria-hidden="true" style=${{ height: `${above}px` }}></tr>`}
-        ${rows.map((job, index) => html`<tr key=${job.id} aria-rowindex=${first + index + 2} class=${chosen.has(job.id) ? 'chosen' : ''}>
-          <td class="pick"><input type="checkbox" aria-label=${`Choose ${[nameOf(job), job.variant].filter(Boolean).join(' ')}`} checked=${chosen.has(job.id)} onChange=${() => toggle(job.id)} /></td>
-          <td class="name"><${JobLink} job=${job} /> <${Variant} job=${job} /> <${Tags} tags=${job.tags} /> <${Labels} labels=${job.labels} /></td>
-          ${columns.map((column) => html`<td key=${column.name} class=${column.className}>${column.cell(job, now)}</td>`)}
-        </tr>`)}
+        ${rows.map((job, index) => rowOf(job, onTop.size + first + index))}
         ${below > 0 && html`<tr key="below" class="spacer" aria-hidden="true" style=${{ height: `${below}px` }}></tr>`}
       </tbody></table></div>`}
     ${found.length > 0 && Chosen && html`<${Chosen} jobs=${found} matching=${isAll ? withoutEmpty(filter) : null} clear=${() => choose([])} wake=${wake}>
+      <${PinButtons} jobs=${found} pins=${pins} />
       ${allChosen && list.next && !isAll && html`<button onClick=${() => setIsAll(true)}>Choose all that match</button>`}<//>`}
     ${isChoosing && ColumnDialog && html`<${ColumnDialog} shown=${names} offers=${known.columns} onClose=${() => setIsChoosing(false)} />`}
   </section>`;
 }
-
-const withoutEmpty = (filter) => Object.fromEntries(Object.entries(filter).filter(([, value]) => value && value.length));
 
 // Whether groups can be compared by the column of this order.
 function isNumber(sort) {
@@ -186,31 +183,3 @@ function useKnown(listed, queues, isNeeded) {
     return { metrics, labels, fields, tags, values, columns };
   }, [listed, queues.join(), fields]);
 }
-
-// Saves the jobs of the list as CSV, including the jobs that are not loaded yet.
-function Export({ query, names }) {
-  const [state, setState] = useState(null);
-  const write = async () => {
-    const [{ csvOf, save }, api] = await Promise.all([import('../lib/save.js'), names.filter((name) => name !== 'progress' && name !== 'loss' && name !== 'goodput')]);
-    const rows = [['id', 'name', 'variant', ...api]];
-    setState({ count: 0 });
-    try {
-      const known = new Set();
-      for (let cursor = null; rows.length <= MOST_EXPORTED;) {
-        const page = await get('v1/jobs', { ...query, columns: api.join(','), brief: true, limit: EXPORT_PAGE, cursor });
-        for (const job of page.items) if (!known.has(job.id) && known.add(job.id)) rows.push([job.id, job.name, job.variant, ...api.map((name) => plain(job.values?.[name] ?? job[name]))]);
-        setState({ count: rows.length - 1 });
-        cursor = page.next_cursor;
-        if (!cursor) break;
-      }
-      save('jobs.csv', csvOf(rows));
-      setState(rows.length > MOST_EXPORTED ? { note: `the first ${MOST_EXPORTED} jobs were saved` } : null);
-    } catch (error) {
-      setState({ error });
-    }
-  };
-  return html`<button disabled=${state?.count !== undefined} onClick=${write}>Save as CSV</button>${state?.count !== undefined && html`<span class="soft" role="status">${plural(state.count, 'job')} read …</span>`}
-    ${state?.note && html`<span class="note">${state.note}</span>`}<${Failure} error=${state?.error} />`;
-}
-
-const plain = (value) => (value !== null && typeof value === 'object' ? JSON.stringify(value) : value);

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from datetime import datetime
 
 from sqlalchemy import Row, and_, select
 from sqlalchemy.orm import Session
 
-from service.db.models import JobLabelRow, JobRow, SweepRow
+from service.db.models import JobLabelRow, JobRow, MetricSummaryRow, SweepRow
 from service.db.repositories.bulk import CHUNK, in_chunks
 from service.db.repositories.catalog import search, sorted_documents, sorting
 from service.db.repositories.catalog.sort_stages import AnySelect, Chosen, Values
+from service.domain.states import UNFINISHED
 from service.domain.tracking.columns import Field, ParameterField, Sort
-from service.domain.tracking.search_tree import DocumentField, JobColumn, LabelField
+from service.domain.tracking.search_tree import DocumentField, JobColumn, LabelField, MetricField
 
 GroupedBy = LabelField | JobColumn | None
 """A label or a column of the job; None for the sweep."""
@@ -58,6 +60,17 @@ def numbers(session: Session, field: Field, job_ids: Collection[str]) -> dict[st
     with search.limited(session):
         rows = session.execute(query)
         return {job_id: number for job_id, number in rows if job_id in wanted}
+
+
+def times_of_live_jobs(session: Session, field: Field) -> dict[str, datetime]:
+    """Return the times up to which the field's values cover the points of jobs that have not ended,
+    keyed by job id."""
+    if not isinstance(field, MetricField):
+        return {}
+    row = MetricSummaryRow
+    query = select(row.job_id, row.as_of).join(JobRow, JobRow.id == row.job_id)
+    query = query.where(row.key == field.key, JobRow.state.in_(UNFINISHED))
+    return {job_id: as_of for job_id, as_of in session.execute(query) if as_of is not None}
 
 
 def names_of_arrays(session: Session, array_ids: Collection[str]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeAlias
 
@@ -37,12 +37,6 @@ class Chosen:
     """Conditions on `JobRow`, if `ids` is None."""
     is_filtered: bool = False
     """Whether the filter does more than leave out deleted jobs."""
-
-    def also(self, *conditions: ColumnElement[bool]) -> Chosen:
-        """Return these jobs as far as they also satisfy other conditions on `JobRow`."""
-        if not conditions:
-            return self
-        return replace(self, conditions=(*self.conditions, *conditions), is_filtered=True)
 
     def of(self, query: AnySelect, job_id: Any) -> AnySelect:
         """Restrict a query to these jobs. `job_id` is the query's column with the job's id."""

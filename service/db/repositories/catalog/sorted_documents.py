@@ -2,18 +2,23 @@
 
 A value is stored either for a job itself or as a value that several jobs share. Numbers of single
 jobs are read in the order of an index. For each shared number between them, the jobs that share it
-are searched. Strings are searched one after another. Numbers come before strings, and `true` and
-`false` count as strings.
+are read. Jobs with a string are read for one string after another. Numbers come before strings, and
+`true` and `false` count as strings.
+
+Jobs with equal values are in the order of their ids. They are read from the index of the jobs that
+have this value themselves, and from the index of the jobs that share each holder of this value.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, false, literal_column, not_, or_, select, tuple_
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from service.db.models import DocumentValueRow, JobRow
 from service.db.repositories.bulk import CHUNK, in_chunks
@@ -32,12 +37,17 @@ from service.domain.tracking.columns import ParameterField
 from service.domain.tracking.document_values import (
     ABSENT,
     PARAMETERS,
+    PARTS,
     StoredValue,
     escaped,
+    stored,
 )
 from service.domain.tracking.search_tree import DocumentField, Exists
 
 _RECIPE = "/recipe"
+MAX_HOLDERS = 20
+"""Maximum number of holders that share a value for which the jobs of each holder are read. If there
+are more, the value is searched like a condition of a search."""
 _FIRST_JOB: ColumnElement[str] = literal_column("'job-'")
 """A literal instead of a parameter, so that the database can use the index of shared values."""
 
@@ -139,11 +149,123 @@ class _DocumentStage:
             found.append(and_(inside, *_guards(session, source)))
         return or_(false(), *found)
 
+    def _having(
+        self,
+        session: Session,
+        chosen: Chosen,
+        value: StoredValue,
+        after: str | None,
+        limit: int,
+    ) -> Sequence[str]:
+        """Return the ids of the first jobs behind the job `after` whose value is `value`."""
+        streams: list[Sequence[str]] = []
+        for source in self.sources:
+            query = _holders_of(DocumentValueRow, source.pointer, value)
+            shared = query.where(DocumentValueRow.holder < _FIRST_JOB).limit(MAX_HOLDERS + 1)
+            holders = session.scalars(shared).all()
+            if len(holders) > MAX_HOLDERS:
+                return self._searched(session, chosen, value, after, limit)
+            own = query.where(DocumentValueRow.holder >= _FIRST_JOB)
+            streams.append(self._own_ids(session, chosen, own, source, after, limit))
+            for holder in holders:
+                sharing = _sharing(session, holder, source)
+                streams.append(self._ids(session, chosen, sharing, after, limit))
+        return list(islice(heapq.merge(*streams, reverse=self.descending), limit))
+
+    def _own_ids(
+        self,
+        session: Session,
+        chosen: Chosen,
+        query: Select[str],
+        source: _Source,
+        after: str | None,
+        limit: int,
+    ) -> Sequence[str]:
+        found: list[str] = []
+        while True:
+            ids = self._ids(session, chosen, query, after, limit)
+            found += _counting(session, source, ids)
+            if len(found) >= limit or len(ids) < limit:
+                return found
+            after, limit = ids[-1], 2 * limit
+
+    def _ids(
+        self,
+        session: Session,
+        chosen: Chosen,
+        query: Select[str],
+        after: str | None,
+        limit: int,
+    ) -> Sequence[str]:
+        """Return the first ids after the id `after`. The query selects the column `holder` of
+        rows with the same pointer, text and number."""
+        row = query.selected_columns.holder
+        order = directed(self.descending, JobRow.id)
+        if chosen.is_filtered:
+            # Fewer jobs match the filter than have the value, in most cases.
+            query = select(JobRow.id).where(query.where(row == JobRow.id).exists())
+            row = JobRow.id.expression
+        else:
+            # The text and the number are equal in all rows. They are part of the order because the
+            # database otherwise does not use the order of the index if one of them is NULL.
+            order = directed(self.descending, row.table.c.text, row.table.c.number, row)
+        if after is not None:
+            query = query.where(row < after if self.descending else row > after)
+        job_id = JobRow.id if chosen.is_filtered else row
+        return session.scalars(chosen.of(query, job_id).order_by(*order).limit(limit)).all()
+
+    def _searched(
+        self,
+        session: Session,
+        chosen: Chosen,
+        value: StoredValue,
+        after: str | None,
+        limit: int,
+    ) -> Sequence[str]:
+        is_equal = self._where(session, lambda row: and_(*_is_stored(row, value)))
+        begin = None if after is None else SortPosition(0, None, after)
+        rows = Ids(JobRow.id, self.descending, (is_equal,)).page(session, chosen, begin, limit)
+        return [job_id for _, job_id in rows]
+
+
+def _is_stored(row: Any, value: StoredValue) -> list[ColumnElement[bool]]:
+    return [
+        column.is_(None) if part is None else column == part
+        for column, part in ((row.text, value.text), (row.number, value.number))
+    ]
+
+
+def _holders_of(row: Any, pointer: str, value: StoredValue) -> Select[str]:
+    return select(row.holder).where(row.pointer == pointer, *_is_stored(row, value))
+
+
+def _sharing(session: Session, holder: str, source: _Source) -> Select[str]:
+    """Return a query for the jobs that share the values of this holder and have no value of their
+    own at the source."""
+    shares, own = aliased(DocumentValueRow), aliased(DocumentValueRow)
+    mine = select(own.holder).where(own.holder == shares.holder)
+    query = _holders_of(shares, SHARES, StoredValue(None, holder))
+    query = query.where(~mine.where(own.pointer == source.pointer).exists())
+    if not source.of_recipes:
+        return query
+    recipe = mine.where(own.pointer == _RECIPE)
+    if _read(session, [holder], [_RECIPE]):
+        return query.where(~recipe.where(*_is_stored(own, ABSENT)).exists())
+    return query.where(recipe.where(own.text.is_not(None)).exists())
+
 
 def _guards(session: Session, source: _Source) -> list[ColumnElement[bool]]:
     if not source.of_recipes:
         return []
     return [search.condition(session, Exists(DocumentField(_RECIPE)))]
+
+
+def _counting(session: Session, source: _Source, job_ids: Sequence[str]) -> list[str]:
+    """Return the jobs whose value at the source counts."""
+    if not source.of_recipes:
+        return list(job_ids)
+    recipes = _values(session, [_Source(_RECIPE)], job_ids)
+    return [job_id for job_id in job_ids if job_id in recipes]
 
 
 def _is_number(row: Any) -> ColumnElement[bool]:
@@ -183,15 +305,24 @@ class _Numbers(_DocumentStage):
     ) -> dict[str, Any]:
         """Return the first jobs that have their own number at the source."""
         c = DocumentValueRow
-        query = select(c.number, c.holder).where(
+        numbers = select(c.number, c.holder).where(
             c.pointer == source.pointer, _is_number(c), c.holder >= _FIRST_JOB
         )
-        if after is not None:
-            here, last = tuple_(c.number, c.holder), (after.value, after.job_id)
-            query = query.where(here < last if self.descending else here > last)
-        mine = chosen.also(*_guards(session, source)).of(query, c.holder)
-        ordered = mine.order_by(*directed(self.descending, c.number, c.holder))
-        return {row.holder: row.number for row in session.execute(ordered.limit(limit))}
+        # The text is NULL in all rows, as in `_ids`.
+        order = directed(self.descending, c.text, c.number, c.holder)
+        found: dict[str, Any] = {}
+        while True:
+            query = numbers
+            if after is not None:
+                here, last = tuple_(c.number, c.holder), (after.value, after.job_id)
+                query = query.where(here < last if self.descending else here > last)
+            rows = session.execute(chosen.of(query, c.holder).order_by(*order).limit(limit)).all()
+            by_id = {row.holder: row.number for row in rows}
+            counting = _counting(session, source, list(by_id))
+            found |= {job_id: by_id[job_id] for job_id in counting}
+            if len(found) >= limit or len(rows) < limit:
+                return found
+            after, limit = SortPosition(0, rows[-1].number, rows[-1].holder), 2 * limit
 
     def _shared(self, session: Session, after: SortPosition | None, last: Value) -> Sequence[float]:
         """Return the different numbers that several jobs share, between the position `after` and
@@ -218,10 +349,9 @@ class _Numbers(_DocumentStage):
         limit: int,
     ) -> dict[str, Any]:
         """Return the first jobs whose value is `number`."""
-        is_equal = self._where(session, lambda row: and_(_is_number(row), row.number == number))
-        begin = after if after is not None and after.value == number else None
-        rows = Ids(JobRow.id, self.descending, (is_equal,)).page(session, chosen, begin, limit)
-        return {job_id: number for _, job_id in rows}
+        begin = after.job_id if after is not None and after.value == number else None
+        ids = self._having(session, chosen, StoredValue(number, None), begin, limit)
+        return dict.fromkeys(ids, number)
 
 
 class _Strings(_DocumentStage):
@@ -234,12 +364,11 @@ class _Strings(_DocumentStage):
             return self._sorted(_of_kind(session, self, chosen.ids, is_text=True), after, limit)
         found: list[tuple[Value, str]] = []
         for text in self._texts(session, after):
-            is_equal = self._where(session, _has_text(text))
-            begin = after if after is not None and after.value == text else None
-            rows = Ids(JobRow.id, self.descending, (is_equal,)).page(
-                session, chosen, begin, limit - len(found)
-            )
-            found += [(text, job_id) for _, job_id in rows]
+            begin = after.job_id if after is not None and after.value == text else None
+            left = limit - len(found)
+            ids = [self._having(session, chosen, each, begin, left) for each in _with_text(text)]
+            merged = islice(heapq.merge(*ids, reverse=self.descending), left)
+            found += [(text, job_id) for job_id in merged]
             if len(found) == limit:
                 break
         return found
@@ -264,12 +393,10 @@ class _Strings(_DocumentStage):
             bound, is_open = texts[-1], True
 
 
-def _has_text(text: str) -> Callable[[Any], ColumnElement[bool]]:
-    def holds(row: Any) -> ColumnElement[bool]:
-        is_equal: ColumnElement[bool] = row.text == text
-        return is_equal
-
-    return holds
+def _with_text(text: str) -> list[StoredValue]:
+    """Return the stored values that have this text."""
+    others = (PARTS, stored(True), stored(False))
+    return [StoredValue(None, text), *(each for each in others if each.text == text)]
 
 
 class _Missing(_DocumentStage):

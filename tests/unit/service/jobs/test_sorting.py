@@ -17,12 +17,13 @@ from sqlalchemy.orm import Session
 from dray.filters import JobFilter, JobGroups, JobTable
 from dray.views import JobState
 from service.db.models import JobCostRow, JobRow
-from service.db.repositories.catalog import sorting
+from service.db.repositories.catalog import document_values, sorted_documents, sorting
 from service.db.repositories.telemetry import metric_summaries
 from service.db.repositories.telemetry.metric_summaries import MetricSummary, SummaryOf
 from service.db.session import Database
 from service.domain.errors import BadCursor, InvalidSearch
 from service.domain.tracking.columns import parse_columns, parse_sort
+from service.domain.tracking.document_values import defaults
 from service.domain.tracking.metric_directions import is_minimised
 from service.jobs import listing
 from service.tracking.groups import JobGrouping
@@ -270,6 +271,7 @@ async def test_every_order_is_that_of_a_plain_sort(
             name = chance.choice(list(FILTERS))
             arguments, matches = FILTERS[name]
             monkeypatch.setattr(sorting, "FEW", chance.choice([-1, 2_000]))
+            monkeypatch.setattr(sorted_documents, "MAX_HOLDERS", chance.choice([0, 1, 20]))
             sort = f"-{column}" if descending else column
             wanted = JobTable(sort=sort, **arguments)
             chosen = [job for job in jobs if matches(job)]
@@ -431,7 +433,10 @@ async def test_a_column_that_is_wrong_is_named(service: Service, text: str, why:
     assert caught.value.pointer == "/columns"
 
 
-@pytest.mark.parametrize("sort", ["tags", "array", "priority", "world_size"])
+NOT_SORTED = ["tags", "array", "priority", "world_size", "variant", "progress", "goodput"]
+
+
+@pytest.mark.parametrize("sort", NOT_SORTED)
 def test_jobs_are_not_sorted_by_what_has_no_index(sort: str) -> None:
     with pytest.raises(InvalidSearch, match=f"can't be sorted by {sort}"):
         parse_sort(f"-{sort}")
@@ -458,6 +463,18 @@ def test_the_first_stage_walks_one_index_and_never_sorts_everything(
     sqlite_url: str, sort: str
 ) -> None:
     database = Database(sqlite_url)
+    plans = _plans(database)
+    with Session(database.engine) as session:
+        chosen = sorting.choose(session, JobFilter(), None)
+        sorting.page(session, chosen, parse_sort(f"-{sort}"), None, 10)
+    database.close()
+    assert "USING" in plans[0]
+    assert "INDEX" in plans[0]
+    assert "TEMP B-TREE FOR ORDER BY" not in plans[0], plans[0]
+
+
+def _plans(database: Database) -> list[str]:
+    """Return a list to which the plans of later statements with an order are added."""
     plans: list[str] = []
 
     @event.listens_for(database.engine, "before_cursor_execute")
@@ -466,10 +483,25 @@ def test_the_first_stage_walks_one_index_and_never_sorts_everything(
             raw = cursor.connection.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)
             plans.append(" | ".join(row[3] for row in raw))
 
+    return plans
+
+
+@pytest.mark.parametrize("sort", ["lr", "-train.optimizer.weight_decay", "train.precision"])
+def test_jobs_that_share_a_value_are_read_from_an_index(sqlite_url: str, sort: str) -> None:
+    database = Database(sqlite_url)
+    shared = defaults()
+    ids = [f"job-{number:026d}" for number in range(4)]
+
+    def write(session: Session) -> None:
+        document_values.insert_shared(session, shared)
+        document_values.insert(session, shared.holder, {job_id: {} for job_id in ids})
+
+    database.write_sync(write)
+    plans = _plans(database)
     with Session(database.engine) as session:
-        chosen = sorting.choose(session, JobFilter(), None)
-        sorting.page(session, chosen, parse_sort(f"-{sort}"), None, 10)
+        by = parse_sort(sort)
+        found = sorting.page(session, sorting.choose(session, JobFilter(), None), by, None, 3)
     database.close()
-    assert "USING" in plans[0]
-    assert "INDEX" in plans[0]
-    assert "TEMP B-TREE FOR ORDER BY" not in plans[0], plans[0]
+    assert [each.job_id for each in found] == (ids[:0:-1] if by.descending else ids[:3])
+    assert len(plans) >= 2
+    assert not [plan for plan in plans if "TEMP B-TREE FOR ORDER BY" in plan or "SCAN" in plan]

@@ -6,6 +6,7 @@ import { plural } from '../../lib/format.js';
 import { html, useEffect, useState } from '../../lib/html.js';
 import { Dialog, Failure } from '../../parts/common.js';
 import { ENDED, nameOf } from '../../parts/job_parts.js';
+import { useQueues } from './filters.js';
 
 const MOST_COMPARED = 20;
 const IDS_OF_A_CALL = 100; // as many as an `in` of a search may have
@@ -18,6 +19,7 @@ const ACTIONS = {
   hold: { title: (jobs) => `Hold ${jobs}?`, does: () => 'Hold them', keeps: 'Close', note: 'Held jobs do not start until they are released.' },
   release: { title: (jobs) => `Release ${jobs}?`, does: () => 'Release them', keeps: 'Close' },
   priority: { title: () => 'Change priority', does: (jobs) => `Change ${jobs}`, keeps: 'Close' },
+  move: { title: (jobs) => `Move ${jobs} to another queue`, does: (jobs) => `Move ${jobs}`, keeps: 'Close', note: 'Only waiting jobs can be moved.' },
   tag: { title: () => 'Change tags', does: (jobs) => `Change ${jobs}`, keeps: 'Close' },
 };
 const words = (text) => text.split(/[\s,]+/).filter(Boolean);
@@ -65,6 +67,7 @@ export function Chosen({ jobs, matching, clear, wake, children }) {
       title="Two to twenty jobs">Compare</button>
     ${button('tag', 'Tag', true)}
     ${button('priority', 'Change priority', Boolean(matching) || live.length)}
+    ${button('move', 'Move', isAny((job) => job.state === 'QUEUED'))}
     ${button('hold', 'Hold', isAny((job) => job.state === 'QUEUED' && !job.held_by))}
     ${button('release', 'Release', isAny((job) => job.held_by))}
     ${button('cancel', 'Cancel', Boolean(matching) || live.length, 'danger')}
@@ -86,12 +89,14 @@ function ActionDialog({ action, jobs, matching, onClose, onDone }) {
   const { title, does, keeps, note, isDanger } = ACTIONS[action];
   const [priority, setPriority] = useState(50);
   const [tags, setTags] = useState({ add: '', remove: '' });
+  const [queue, setQueue] = useState('');
+  const queues = useQueues();
   const [plan, setPlan] = useState(null);
   const [error, setError] = useState(null);
   const [isBusy, setIsBusy] = useState(false);
   const calls = matching ? [{ filter: matching }] : callsFor(jobs);
-  const parameters = { priority: { priority }, tag: { add_tags: words(tags.add), remove_tags: words(tags.remove) } }[action] ?? {};
-  const isEmpty = action === 'tag' && !parameters.add_tags.length && !parameters.remove_tags.length;
+  const parameters = { priority: { priority }, move: { queue }, tag: { add_tags: words(tags.add), remove_tags: words(tags.remove) } }[action] ?? {};
+  const isEmpty = (action === 'tag' && !parameters.add_tags.length && !parameters.remove_tags.length) || (action === 'move' && !queue);
   const key = JSON.stringify(parameters);
   useEffect(() => {
     setPlan(null);
@@ -118,6 +123,8 @@ function ActionDialog({ action, jobs, matching, onClose, onDone }) {
   return html`<${Dialog} title=${title(matching ? 'all matching jobs' : plural(jobs.length, 'job'))} onClose=${onClose}>
     ${!matching && html`<p>${jobs.slice(0, 8).map((job) => [nameOf(job), job.variant].filter(Boolean).join(' ')).join(', ')}${jobs.length > 8 ? ` and ${jobs.length - 8} more` : ''}. ${note}</p>`}
     ${action === 'priority' && html`<p><label>Priority, 0 to 100 <input type="number" min="0" max="100" value=${priority} onInput=${(event) => setPriority(Number(event.target.value))} /></label></p>`}
+    ${action === 'move' && html`<p><label>Queue <select value=${queue} onChange=${(event) => setQueue(event.target.value)}><option value=""></option>
+      ${queues.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select></label></p>`}
     ${action === 'tag' && html`<p><label>Add tags <input value=${tags.add} placeholder="good, reviewed" onInput=${(event) => setTags({ ...tags, add: event.target.value })} /></label></p>
       <p><label>Remove tags <input value=${tags.remove} onInput=${(event) => setTags({ ...tags, remove: event.target.value })} /></label></p>`}
     <${Failure} error=${error} />

@@ -2,7 +2,7 @@
 // parameter, a label.
 
 import { adjust } from '../../lib/address.js';
-import { ago, clock, duration, exactly, number, seconds } from '../../lib/format.js';
+import { ago, clock, duration, exactly, number, seconds, signed } from '../../lib/format.js';
 import { html } from '../../lib/html.js';
 import { Progress, State, Tags, costOf, goodputOf, lossOf, valueText } from '../../parts/job_parts.js';
 
@@ -30,6 +30,8 @@ export const OWN = {
   tags: { title: 'Tags', cell: ({ tags }) => html`<${Tags} tags=${tags} />`, className: '' },
   attempt: { title: 'Attempts', cell: ({ attempt }) => attempt, className: 'num' },
 };
+// Columns that the API does not have.
+export const ONLY_HERE = ['loss'];
 export const USUAL = ['state', 'progress', 'loss', 'queue', 'owner', 'world_size', 'goodput', 'cost', 'created_at'];
 
 // A list of columns is separated by commas, except for commas in quotes.
@@ -37,11 +39,11 @@ export function split(text) {
   return (text || '').match(/(?:"(?:\\.|[^"\\])*"|[^,"])+/g)?.map((one) => one.trim()).filter(Boolean) ?? [];
 }
 
-// A column by its name in the address.
+// A column by its name in the address. Its cell gets the job, the current time, and the baseline if there is one.
 export function columnOf(name) {
   if (Object.hasOwn(OWN, name)) return { name, ...OWN[name] };
   const isMetric = /^(last|best|min|max):|^metrics[.[]/.test(name) || /^[^[]*\//.test(name);
-  return { name, title: name.replace(/^last:/, ''), cell: ({ values, values_as_of: asOf }, now) => valueCell(values?.[name], isMetric ? asOf : null, now), className: 'num value', sorts: true };
+  return { name, title: name.replace(/^last:/, ''), cell: (job, now, baseline) => (isMetric ? metricCell(name, job, now, baseline) : valueCell(job.values?.[name], null, now)), className: 'num value', sorts: true };
 }
 
 // A value of the API. asOf: the time of a value that can lag behind, else null.
@@ -51,6 +53,13 @@ function valueCell(value, asOf, now) {
   const shown = isTime ? clock(value) : typeof value === 'number' ? number(value) : valueText(value);
   const exact = isTime ? exactly(value) : typeof value === 'object' ? JSON.stringify(value) : String(value);
   return html`<span title=${asOf ? `${exact}, as of ${ago(asOf, now)}` : exact}>${shown}${asOf && html`<span class="soft" aria-label="may have changed since"> ~</span>`}</span>`;
+}
+
+// A metric, with its difference from the baseline.
+function metricCell(name, { id, values, values_as_of: asOf }, now, baseline) {
+  const [value, base] = [values?.[name], baseline && baseline.id !== id ? baseline.values?.[name] : null];
+  const change = typeof value === 'number' && typeof base === 'number' ? value - base : null;
+  return html`${valueCell(value, asOf, now)}${change !== null && html` <span class="change" title=${`${number(base)} is the value of the baseline${baseline.values_as_of ? `, as of ${ago(baseline.values_as_of, now)}` : ''}`}>${signed(change)}${baseline.values_as_of && !asOf && ' ~'}</span>`}`;
 }
 
 // The columns that are requested from the API.

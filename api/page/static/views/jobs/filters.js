@@ -5,6 +5,7 @@ import { hasToken } from '../../lib/api.js';
 import { html, useEffect, useLayoutEffect, useRef, useState } from '../../lib/html.js';
 import { usePoll } from '../../lib/live.js';
 import { STATES } from '../../parts/job_parts.js';
+import { OTHERS } from './query.js';
 
 const GROUPS = [
   ['all', 'All', []],
@@ -47,6 +48,8 @@ export function Filters({ params, queues }) {
       pattern="[^=]+=.*" onInput=${(event) => setLabel(event.target.value)} /></form>
     ${labels.map((one) => html`<button key=${one} class="label" aria-label=${`Remove the label ${one}`}
       onClick=${() => adjust({ label: labels.filter((other) => other !== one) })}>${one} ×</button>`)}
+    ${Object.entries(OTHERS).filter(([name]) => params.get(name)).map(([name, title]) => html`<button key=${name} class="label" aria-label=${`Remove the filter ${title} ${params.get(name)}`}
+      onClick=${() => adjust({ [name]: '' })}><span class="soft">${title}</span> ${params.get(name)} ×</button>`)}
     ${hasToken.value && html`<label><input type="checkbox" checked=${Boolean(params.get('mine'))}
       onChange=${(event) => adjust({ mine: event.target.checked ? '1' : '' })} /> mine</label>`}
   </div>`;

@@ -3,15 +3,17 @@
 
 import { adjust, link } from '../../lib/address.js';
 import { get } from '../../lib/api.js';
-import { number, plural, whole } from '../../lib/format.js';
+import { clock, number, plural, whole } from '../../lib/format.js';
 import { html, useEffect, useState } from '../../lib/html.js';
 import { repeat } from '../../lib/live.js';
 import { Empty, Failure, Loading } from '../../parts/common.js';
 import { JobLink, Variant, toJob } from '../../parts/job_parts.js';
+import { PinMarks, usePins } from './pins.js';
 
 const EVERY_MS = 10000;
 const PAGE = 100;
 const INNER = 20;
+const NO_PARAMS = new URLSearchParams();
 
 // The part of the list's query that selects the jobs of a group; null for jobs without a group.
 function filterOf(by, key) {
@@ -57,12 +59,16 @@ export function Groups({ by, sort, query, columns, row }) {
 const nameOf = (by, { name, key }) => name ?? key ?? { sweep: 'without a sweep', experiment: 'without an experiment' }[by] ?? 'without this label';
 
 function Group({ group, by, query, sort, isSorted, columns, row }) {
-  const { key, num_jobs: count, num_values: known, best, best_job: bestJob, mean, std, min, max } = group;
+  const { key, num_jobs: count, num_values: known, best, best_job: bestJob, mean, std, min, max, as_of: asOf } = group;
+  const lag = asOf && html`<span class="soft" title=${`as of ${clock(asOf)}`} aria-label="may have changed since"> ~</span>`;
   const [isOpen, setIsOpen] = useState(false);
   const [jobs, setJobs] = useState(null);
   const [error, setError] = useState(null);
   const filter = filterOf(by, key);
   const name = nameOf(by, group);
+  const isExperiment = by === 'experiment' && isOpen && key !== null;
+  const pins = usePins(isExperiment ? key : null, NO_PARAMS, columns, isExperiment);
+  const onTop = new Set(pins.jobs.map(({ id }) => id));
   useEffect(() => {
     if (!isOpen || !filter) return undefined;
     const controller = new AbortController();
@@ -72,7 +78,7 @@ function Group({ group, by, query, sort, isSorted, columns, row }) {
   const only = () => adjust({ group: '', ...(filter.array && { text: filter.array }), ...(filter.label && { label: [...(query.label ?? []), filter.label] }), ...(filter.owner && { where: `${query.where ? `(${query.where}) and ` : ''}owner = ${JSON.stringify(filter.owner)}` }) });
   return html`<tr><td>${filter ? html`<button class="quiet" aria-expanded=${isOpen} onClick=${() => setIsOpen(!isOpen)}><span aria-hidden="true">${isOpen ? '▾' : '▸'}</span> ${name}</button>` : html`<span class="soft">${name}</span>`}
       ${by === 'sweep' && key && html` <a href=${link(['compare'], { sweep: key })}>the sweep</a>`}</td>
-    <td class="num">${whole(count)}</td>${isSorted && html`<td class="num">${bestJob ? html`<a href=${toJob(bestJob)}>${number(best)}</a>` : number(best)}</td><td class="num">${number(mean)}</td><td class="num" title="Standard deviation">${known > 1 ? `± ${number(std)}` : '–'}</td><td class="num">${known ? `${number(min)} to ${number(max)}` : '–'}</td>`}</tr>
-    ${isOpen && html`<tr class="inner"><td colspan=${isSorted ? 6 : 2}><${Failure} error=${error} />${jobs ? html`<ul>${jobs.map((job) => html`<li key=${job.id}><${JobLink} job=${job} /> <${Variant} job=${job} /> ${row(job)}</li>`)}</ul>
+    <td class="num">${whole(count)}</td>${isSorted && html`<td class="num">${bestJob ? html`<a href=${toJob(bestJob)}>${number(best)}</a>` : number(best)}${lag}</td><td class="num">${number(mean)}</td><td class="num" title="Standard deviation">${known > 1 ? `± ${number(std)}` : '–'}</td><td class="num">${known ? `${number(min)} to ${number(max)}` : '–'}</td>`}</tr>
+    ${isOpen && html`<tr class="inner"><td colspan=${isSorted ? 6 : 2}><${Failure} error=${error ?? pins.error} />${jobs ? html`<ul>${[...pins.jobs, ...jobs.filter(({ id }) => !onTop.has(id))].map((job) => html`<li key=${job.id}><${JobLink} job=${job} /> <${Variant} job=${job} /> ${onTop.has(job.id) && html`<${PinMarks} job=${job} pins=${pins} />`} ${row(job, pins.baselineJob)}</li>`)}</ul>
       ${count > 1 && html`<button onClick=${only}>Show only ${count > INNER ? `these ${plural(count, 'job')}` : 'these jobs'}</button>`}` : !error && html`<${Loading} />`}</td></tr>`}`;
 }
