@@ -4,16 +4,19 @@ import { address, adjust } from '../lib/address.js';
 import { get } from '../lib/api.js';
 import { AXES, placesOn } from '../lib/axes.js';
 import { coloursOf, pointed } from '../lib/colours.js';
-import { bytes, duration, number } from '../lib/format.js';
+import { bytes, duration, number, plural, whole as wholeNumber } from '../lib/format.js';
 import { html, useEffect, useMemo, useState } from '../lib/html.js';
 import { repeat } from '../lib/live.js';
 import { LiveSeries, aggregate, detail, stepsIn } from '../lib/series.js';
 import { useStore } from '../lib/stores.js';
+import { axisOfValues, brushTexts, brushesIn, isWithin } from '../lib/run_axes.js';
 import { Swatch, asNumber, drawn } from '../parts/chart.js';
 import { Empty, Failure, Loading } from '../parts/common.js';
+import { Coordinates } from '../parts/coordinates.js';
 import { ENDED, State, Tags, costOf, goodputOf, isArrayId, isJobId, toJob, valueText } from '../parts/job_parts.js';
 import { ChartTools, Panel, arranged, chartOptions } from '../parts/panels.js';
 import { ColourPicker, Eye, namesOf } from '../parts/runs.js';
+import { Scatter } from '../parts/scatter.js';
 import { inOrder } from './job/curves.js';
 import { SweepView } from './sweep.js';
 
@@ -25,6 +28,8 @@ const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
 const LESS = /loss|error|perplexity|_time_s|wait_s|(^|[/_])(mae|mse|rmse)$/;
 const MORE = /accuracy|samples_per_s|tokens_per_s|(^|[/_])(auc|f1|iou|r2|map|bleu|dice|precision|recall)/;
 const NO_GROUP = 'none';
+// The axes of the lines over parameters and metrics; the plot of two values offers all.
+const [MOST_FIELDS, MOST_METRICS] = [8, 3];
 // What jobs can be grouped by, besides labels.
 const GROUPS = { name: ({ name }) => name, experiment: ({ experiment }) => experiment, sweep: ({ array_id: id }) => id, owner: ({ owner }) => owner };
 
@@ -100,7 +105,12 @@ function Comparison({ params }) {
   const names = namesOf(jobs);
   const colours = coloursOf(jobs);
   const runs = jobs.map((job) => ({ ...job, title: names.get(job.id), n: colours.get(job.id) }));
-  const shown = runs.filter(({ id }) => !hidden.has(id));
+  const { valuesOf, fields, keys } = valuesIn(found);
+  const brushes = brushesIn(params);
+  const plotted = runs.map((run) => ({ ...run, values: valuesOf.get(run.id) }));
+  const axes = [...fields.slice(0, MOST_FIELDS), ...keys.slice(0, MOST_METRICS)].map((name) => axisOfValues(name, plotted.map(({ values }) => values[name]))).filter(Boolean);
+  const selected = plotted.filter(({ values }) => isWithin(values, axes, brushes));
+  const shown = selected.filter(({ id }) => !hidden.has(id));
   const metrics = inOrder(new Set(jobs.flatMap(({ id }) => Object.keys(series[id]))));
   const group = params.get('group') ?? '';
   const missing = shown.filter(({ id }) => !places.get(id));
@@ -128,6 +138,10 @@ function Comparison({ params }) {
     ${missing.length > 0 && html`<p class="note">No ${AXES[options.x].name} are known of ${missing.map(({ title }) => title).join(', ')}.</p>`}
     <div class="panels">${arranged(metrics.map((key) => ({ name: key, members: [{ key, name: key }] })), options).map((panel) => html`<${Panel} key=${panel.name} panel=${panel} options=${options} metrics=${metrics} curves=${curvesOf(panel)}
         axis=${options.x || 'step'} sync="compare" label=${`${panel.name} of ${shown.length} jobs`} />`)}</div>
+    ${runs.length > 1 && axes.length > 1 && html`<h2>Parameters and metrics</h2>
+      <${Coordinates} runs=${plotted} axes=${axes} brushes=${brushes} onBrush=${(name, range) => adjust({ brush: brushTexts(new Map([...brushes, [name, range]])) }, true)} label="Jobs" />
+      ${brushes.size > 0 && html`<p role="status">${plural(selected.length, 'job')} of ${wholeNumber(runs.length)} selected; the charts show only these. <button onClick=${() => adjust({ brush: [] })}>Select all</button></p>`}
+      <${Scatter} runs=${selected} names=${[...fields, ...keys]} params=${params} defaults=${[fields[0] ?? keys[0], keys[0] ?? fields[0]]} />`}
     <${Synchronization} jobs=${runs} baseline=${baseline} sync=${found.sync} />
     <h2>Metrics</h2><p class="soft">The newest value${baseline ? ', its difference from the baseline,' : ''} and the best value or the range, with steps.</p>
     <${Table} label="Metrics of each job" jobs=${runs} baseline=${baseline} rows=${inOrderBy(found.metrics).map(rowOfMetric)} />
@@ -145,6 +159,18 @@ function Run({ run: job, isBaseline, isHidden, onToggle, onColour, onRemove }) {
     <td>${job.experiment ?? '–'}</td><td class="num">${duration(job.waited_s)}</td><td class="num">${duration(job.ran_s)}</td>
     <td class="num">${job.world_size}</td><td class="num">${goodputOf(job)}</td><td class="num">${costOf(job) ?? '–'}</td>
     <td class="num">${onRemove && html`<button class="quiet" aria-label=${`Leave out ${job.title}`} onClick=${onRemove}>×</button>`}</td></tr>`;
+}
+
+// The values of each job: the fields in which the documents differ, and the last value of each metric. fields,
+// keys: their names.
+function valuesIn({ jobs, differences, metrics }) {
+  const fields = differences.map(({ pointer, values }) => ({ name: pointer.slice(1).replaceAll('/', '.').replaceAll('~1', '/').replaceAll('~0', '~'), values }));
+  const sorted = inOrderBy(metrics).filter(({ values }) => values.some((one) => typeof one?.last === 'number'));
+  const evaluated = [...sorted.filter(({ key }) => LESS.test(key) || MORE.test(key)), ...sorted.filter(({ key }) => !LESS.test(key) && !MORE.test(key))];
+  const valuesOf = new Map(jobs.map(({ id }, n) => [id, Object.fromEntries([
+    ...fields.map(({ name, values }) => [name, values[n]]), ...evaluated.map(({ key, values }) => [key, asNumber(values[n]?.last)]),
+  ])]));
+  return { valuesOf, fields: fields.map(({ name }) => name), keys: evaluated.map(({ key }) => key) };
 }
 
 // What these jobs can be grouped by, including `current`, which the address names.
