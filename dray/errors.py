@@ -227,7 +227,7 @@ class InvalidSearch(BadRequest, code="invalid_search"):
 
 
 class NotComparable(BadRequest, code="not_comparable"):
-    """There are no jobs to compare, or the baseline is not part of the experiment."""
+    """There are no jobs to compare, or a job is not part of the experiment."""
 
 
 class TooManyTags(BadRequest, code="too_many_tags"):
@@ -409,6 +409,11 @@ class NotConfirmed(Conflict, code="not_confirmed"):
 
 class AnnotationsChanged(Conflict, code="annotations_changed", status=412):
     """The tags or notes have changed since they were last read. Read the current tags and notes."""
+
+
+class ExperimentChanged(Conflict, code="experiment_changed", status=412):
+    """The experiment has changed since it was last read, and was not changed again. Read the
+    experiment, and apply your change to it."""
 
 
 class IdempotencyInFlight(Conflict, code="idempotency_in_flight"):

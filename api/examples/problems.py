@@ -134,6 +134,10 @@ PROBLEMS: Mapping[str, Mapping[str, str]] = {
         "detail": f"the tags and notes of {JOB_ID} have changed and are now at revision 4",
         "hint": "read the current tags and notes again, and apply your change to them",
     },
+    "experiment_changed": {
+        "detail": "the experiment 'digits' has changed and is now at revision 3, changed by bob",
+        "hint": "read the experiment again, and apply your change to it",
+    },
     "not_found": {"detail": "there is nothing at /v1/nothing"},
     "method_not_allowed": {
         "detail": "PUT is not allowed on /v1/jobs",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from api.examples.parts import DOCUMENT, OTHER_ID, RULES, SHA256
+from api.examples.parts import DOCUMENT, JOB_ID, OTHER_ID, RULES, SHA256
 
 REQUESTS: Mapping[str, Mapping[str, Any]] = {
     "InvitationRequest": {"clients": 2},
@@ -47,7 +47,11 @@ REQUESTS: Mapping[str, Mapping[str, Any]] = {
         "project": "vision",
     },
     "AnnotationRequest": {"add_tags": ["good"], "notes": "Best so far.", "colour": 4},
-    "ExperimentRequest": {"baseline": OTHER_ID},
+    "ExperimentRequest": {
+        "baseline": OTHER_ID,
+        "notes": "Lower rates **diverge** less.",
+        "pinned": [JOB_ID],
+    },
     "QueueRequest": {**RULES, "limit": {"GPU": 8, "memory": "64GiB"}},
     "QueueChangeRequest": {"limit": {"GPU": 16, "memory": None}, "max_queued": None},
     "PlanRequest": {**DOCUMENT, "memory_bytes_per_rank": 67_108_864},

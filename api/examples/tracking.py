@@ -175,6 +175,12 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
     "ExperimentPage": {"items": [EXPERIMENT], "next_cursor": None},
     "ExperimentSummary": {
         **EXPERIMENT,
+        "notes": "Lower rates **diverge** less.",
+        "pinned": [JOB_ID],
+        "layout": {"charts": [{"metrics": ["val/accuracy"]}]},
+        "revision": 2,
+        "updated_at": STEPPED,
+        "updated_by": "ann",
         "states": {"RUNNING": 1, "SUCCEEDED": 1},
         "num_summarised": 2,
         "metrics": [

@@ -16,7 +16,7 @@ REVALIDATE = "private, no-cache"
 """A cache may store a response only for the caller that received it, and must revalidate the
 response before each use."""
 
-_REVISION = re.compile(r'"([0-9]{1,18})"')
+_REVISION = re.compile(r'"([0-9]{1,18})(?:-[0-9a-f]{32})?"')
 _CODING = re.compile(r"([a-z0-9-]+|\*)(?:[ \t]*;[ \t]*q=([01](?:\.[0-9]{0,3})?))?")
 _TAGS = re.compile(r'(?:W/)?"[^"]*"')
 
@@ -24,7 +24,11 @@ _TAGS = re.compile(r'(?:W/)?"[^"]*"')
 def etag_of(body: bytes) -> str:
     """Return a strong ETag. Hashing a response is cheap (microseconds) compared with creating the
     response (a transaction)."""
-    return f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"'
+    return f'"{_hash(body)}"'
+
+
+def _hash(body: bytes) -> str:
+    return hashlib.blake2b(body, digest_size=16).hexdigest()
 
 
 def is_known(request: Request, etag: str) -> bool:
@@ -46,10 +50,10 @@ def accepts_gzip(request: Request) -> bool:
     return weights.get("gzip", weights.get("x-gzip", weights.get("*", 0))) > 0
 
 
-def revision_tag(revision: int) -> dict[str, str]:
+def revision_tag(revision: int, body: bytes | None = None) -> dict[str, str]:
     """Return the ETag of a revision, which a caller sends back in `If-Match` to change only that
-    revision."""
-    return {"ETag": f'"{revision}"'}
+    revision. `body` is the response if the response can change without a new revision."""
+    return {"ETag": f'"{revision}"' if body is None else f'"{revision}-{_hash(body)}"'}
 
 
 def wanted_revision(if_match: str | None) -> int | None:

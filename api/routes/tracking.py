@@ -1,15 +1,14 @@
-"""Routes for comparing jobs (/v1/compare), for experiments (/v1/experiments), and for the tags and
-notes of jobs."""
+"""Routes for comparing jobs (/v1/compare), and for the tags and notes of jobs."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Path, Request, Response
+from fastapi import APIRouter, Header, Request, Response
 from fastapi import Query as QueryParameters
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
-from api.context import Actor, Caller, NoParameters, PageQuery, Query, TheContext, use_cases
+from api.context import Actor, Caller, NoParameters, Query, TheContext, use_cases
 from api.http import body
 from api.http.caching import answer, fresh, revision_tag, wanted_revision
 from api.http.concurrency import TOO_MANY
@@ -18,14 +17,12 @@ from api.openapi import json_body
 from api.problems import BODY, Refused, declare
 from dray import views
 from dray.requests import AnnotationRequest
-from dray.spec.fields import Document
 from service.tracking.service import Tracking
 
 router = APIRouter(prefix="/v1", tags=["tracking"])
 TheTracking = Annotated[Tracking, use_cases(lambda runtime: Tracking(runtime.database))]
 
 MAX_COMPARED = 50
-ExperimentName = Annotated[str, Path(max_length=255)]
 
 
 class CompareQuery(Query):
@@ -56,70 +53,6 @@ async def compare(
         raise Refused("invalid_parameter", detail, "/jobs")
     async with limited(request):
         return answer(request, await tracking.compare(job_ids))
-
-
-@router.get(
-    "/experiments",
-    operation_id="list_experiments",
-    response_model=views.ExperimentPage,
-    responses=declare("invalid_parameter", "bad_cursor", TOO_MANY),
-)
-async def list_experiments(
-    request: Request,
-    tracking: TheTracking,
-    _: Caller,
-    query: Annotated[PageQuery, QueryParameters()],
-) -> Response:
-    """List the experiments by name. An experiment is a value of the label `experiment`."""
-    async with limited(request):
-        return answer(request, await tracking.experiments(limit=query.limit, cursor=query.cursor))
-
-
-@router.get(
-    "/experiments/{name:path}",
-    operation_id="get_experiment",
-    response_model=views.ExperimentSummary,
-    dependencies=[NoParameters],
-    responses=declare("invalid_parameter", "experiment_not_found", TOO_MANY),
-)
-async def get_experiment(
-    request: Request, tracking: TheTracking, _: Caller, name: ExperimentName
-) -> Response:
-    """Summarize an experiment: the states of its jobs, and the minimum and maximum of each metric's
-    newest values."""
-    async with limited(request):
-        return answer(request, await tracking.experiment(name))
-
-
-class ExperimentRequest(Document):
-    """Change the stored properties of an experiment."""
-
-    baseline: Annotated[str, StringConstraints(pattern=r"^job-[0-9a-z]{1,60}$")] | None
-    """Id of the job with which the other jobs of the experiment are compared; null to have no
-    baseline."""
-
-
-@router.patch(
-    "/experiments/{name:path}",
-    operation_id="change_experiment",
-    response_model=views.ExperimentSummary,
-    openapi_extra=json_body(ExperimentRequest),
-    dependencies=[NoParameters],
-    responses=declare(*BODY, "experiment_not_found", "job_not_found", "not_comparable", TOO_MANY),
-)
-async def change_experiment(
-    request: Request,
-    context: TheContext,
-    tracking: TheTracking,
-    actor: Actor,
-    name: ExperimentName,
-) -> Response:
-    """Pin a job as the baseline with which the other jobs of the experiment are compared, or remove
-    the baseline."""
-    limit_bytes = context.runtime.settings.max_body_bytes
-    wanted, _document = await body.read_as(ExperimentRequest, request, limit_bytes)
-    async with limited(request):
-        return fresh(await tracking.pin_baseline(name, wanted.baseline, actor=actor), 200)
 
 
 @router.get(

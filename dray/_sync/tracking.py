@@ -156,14 +156,37 @@ class TrackingCalls(ReportCalls):
         return self._items(views.ExperimentPage, "/v1/experiments", page_size=page_size)
 
     def experiment(self, name: str) -> views.ExperimentSummary:
-        """Return the experiment, with the states of its jobs and the range of each metric. Raises
-        ExperimentNotFound if the experiment has no jobs."""
+        """Return the experiment: its notes, baseline, pinned jobs and layout, the states of its
+        jobs and the range of each metric. Raises ExperimentNotFound if the experiment has no
+        jobs."""
         return self._read(views.ExperimentSummary, Call("GET", _path(name)))
 
     def pin_baseline(self, name: str, job_id: str | None) -> views.ExperimentSummary:
         """Pin a job as the baseline of an experiment; None removes the baseline. Raises
         NotComparable if the job belongs to another experiment."""
         call = Call.with_json("PATCH", _path(name), {"baseline": job_id})
+        return self._read(views.ExperimentSummary, call)
+
+    def change_experiment(
+        self,
+        name: str,
+        *,
+        notes: str | None = None,
+        pinned: Sequence[str] | None = None,
+        layout: Mapping[str, Any] | None = None,
+        revision: int | None = None,
+    ) -> views.ExperimentSummary:
+        """Replace the notes (Markdown), the pinned jobs (at most 20 ids) or the layout of an
+        experiment's charts (at most 64 KiB of JSON). Arguments that are None change nothing.
+
+        If `revision` is given, as returned by `experiment`, raises ExperimentChanged if the
+        experiment has changed since that revision. Raises NotComparable if a pinned job belongs to
+        another experiment.
+        """
+        changes = present(notes=notes, pinned=None if pinned is None else list(pinned))
+        changes |= present(layout=None if layout is None else dict(layout))
+        headers = None if revision is None else {"If-Match": f'"{revision}"'}
+        call = Call.with_json("PATCH", _path(name), changes, headers=headers)
         return self._read(views.ExperimentSummary, call)
 
     def annotations(self, job_id: str) -> views.Annotations:

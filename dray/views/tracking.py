@@ -142,6 +142,16 @@ class MetricRange(View):
 
 
 class ExperimentSummary(Experiment):
+    notes: str = ""
+    """Notes in Markdown; empty if the experiment has none."""
+    pinned: list[str] = []
+    """Ids of the jobs that come first in the experiment's lists."""
+    layout: dict[str, Any] = {}
+    """The charts of the experiment's web page, which only the page interprets."""
+    revision: int = 0
+    """Number of changes by users so far; to be sent in `If-Match`, in double quotes."""
+    updated_at: datetime | None = None
+    updated_by: str | None = None
     states: dict[JobState, int]
     """Number of jobs in each state; states without jobs are omitted."""
     num_summarised: int

@@ -20,7 +20,7 @@ from ray_workers.shared.contracts import (
 )
 from service.db.models import JobRow
 from service.db.repositories import jobs as jobs_repository
-from service.db.repositories.catalog import tracking as repository
+from service.db.repositories.catalog import experiments as repository
 from service.db.repositories.telemetry import metric_summaries
 from service.db.repositories.telemetry.metric_summaries import MetricSummary
 from service.domain import documents

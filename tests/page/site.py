@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from PIL import Image
 from sqlalchemy import update
 
+from dray.experiment_requests import ExperimentRequest
 from dray.requests import AnnotationRequest
 from dray.reservations import ReservationRequest
 from ray_workers.shared.contracts import AttemptSpec, Cause, Frame, FrameKind, Phase, Slice
@@ -33,6 +34,7 @@ from service.db.repositories import jobs
 from service.lifecycle import claims
 from service.nodes import node_table
 from service.queues.reservations import Reservations
+from service.tracking.experiments import Experiments
 from service.tracking.service import Tracking
 from tests.unit.api.serving import LiveServer, serving
 from tests.unit.service.helpers import (
@@ -122,6 +124,7 @@ class Site:
         self.server = server
         self.hands = server.hands
         self.tracking = Tracking(self.hands.database)
+        self.experiments = Experiments(self.hands.database)
 
     def cluster(self, stuck: str | None = None) -> None:
         """Return four nodes with GPUs, one refused and one gone, and one node without. `stuck`: a
@@ -387,7 +390,8 @@ class Site:
             fields = {"owner": owner, "labels": {"team": "vision", "experiment": "rates"}}
             fields["train"] = {"optimizer": {"lr": 1e-3 * (number + 1)}, "epochs": 10}
             rates.append(self.ended(f"baseline-{owner}", Cause.SUCCEEDED, number, **fields))
-        run(self.tracking.pin_baseline("rates", rates[1]))
+        wanted = ExperimentRequest.model_validate({"baseline": rates[1]})
+        run(self.experiments.change("rates", wanted))
         self.annotate(rates[0], add_tags=["good"], notes=NOTES)
         diverging = self.ended("diverging-lr", Cause.USER_ERROR, 5, max_retries=0)
         run(self.hands.jobs.cancel(self.submit("not-needed"), actor="ann"))

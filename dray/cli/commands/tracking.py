@@ -1,4 +1,4 @@
-"""Commands that compare jobs, show experiments, and edit tags and notes."""
+"""Commands that compare jobs, and edit tags and notes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,10 @@ if TYPE_CHECKING:
         ComparedJob,
         ComparedMetric,
         Comparison,
-        ExperimentSummary,
         FinalMetric,
         SyncFigures,
     )
 
-group = typer.Typer(
-    name="experiment", help="Show groups of jobs that share the label `experiment`."
-)
-app.add_typer(group)
-
-Name = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="Value of the label `experiment`.")]
 BASELINE = "baseline"
 
 
@@ -190,80 +183,6 @@ def _metric(one: ComparedMetric, extremes: bool) -> Iterator[tuple[object, ...]]
                 for value in one.values
             ]
             yield (name, *found)
-
-
-@group.command("ls")
-def list_experiments(as_json: AsJson = False) -> None:
-    """List experiments with their number of jobs."""
-    from dray.cli.display.tables import listing
-
-    with connect() as client:
-        found = list(client.experiments(page_size=500))
-    listing(
-        found,
-        as_json,
-        ("EXPERIMENT", "JOBS", "NEWEST JOB", "BASELINE"),
-        lambda one: (one.name, one.num_jobs, one.newest_job, one.baseline),
-        flexible=("EXPERIMENT",),
-        optional=("BASELINE",),
-    )
-
-
-@group.command("show")
-def show_experiment(name: Name, as_json: AsJson = False) -> None:
-    """Show the states of an experiment's jobs, and the range of each metric."""
-    with connect() as client:
-        found = client.experiment(name)
-    _show_experiment(found, as_json)
-
-
-@group.command("baseline")
-def pin_baseline(
-    name: Name,
-    job: Annotated[str | None, typer.Argument(metavar="JOB", help="The job to pin.")] = None,
-    none: Annotated[bool, typer.Option("--none", help="Remove the baseline.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Pin the job with which the other jobs of an experiment are compared."""
-    if (job is None) != none:
-        raise typer.BadParameter("specify a job, or use --none", param_hint="JOB")
-    with connect() as client:
-        found = client.pin_baseline(name, None if job is None else client.resolve(job))
-    _show_experiment(found, as_json)
-
-
-def _show_experiment(found: ExperimentSummary, as_json: bool) -> None:
-    from dray.cli.display.output import number, write_json, write_text
-    from dray.cli.display.tables import table
-
-    if as_json:
-        write_json(found)
-        return
-    states = ", ".join(f"{count} {state}" for state, count in found.states.items())
-    write_text(
-        f"{found.name}: {found.num_jobs} {'job' if found.num_jobs == 1 else 'jobs'}: {states}"
-    )
-    write_text(f"baseline: {found.baseline or 'none'}")
-    if found.num_summarised < found.num_jobs:
-        write_text(f"metrics of the {found.num_summarised} newest jobs:")
-    table(
-        ("METRIC", "JOBS", "MINIMUM", "OF JOB", "MAXIMUM", "BY JOB"),
-        (
-            (
-                *(one.key, one.num_jobs, number(one.least), one.least_job),
-                *(number(one.greatest), one.greatest_job),
-            )
-            for one in found.metrics
-        ),
-        flexible=("METRIC",),
-        shorter={"OF JOB": _short, "BY JOB": _short},
-    )
-
-
-def _short(ids: Sequence[str]) -> list[str]:
-    from dray.cli.display.tables import shortest_prefixes
-
-    return shortest_prefixes(ids)
 
 
 @app.command()

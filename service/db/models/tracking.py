@@ -38,7 +38,8 @@ class JobAnnotationRow(Base):
 
 
 class ExperimentRow(Base):
-    """An experiment with a baseline. The jobs of an experiment are identified by their label."""
+    """What users have stored about an experiment. The jobs of an experiment are identified by their
+    label."""
 
     __tablename__ = "experiments"
     name: Mapped[str] = mapped_column(String(255), primary_key=True)
@@ -46,6 +47,16 @@ class ExperimentRow(Base):
         String(64), ForeignKey("jobs.id", ondelete="SET NULL"), index=True
     )
     """The job with which the other jobs of the experiment are compared."""
+    notes: Mapped[str] = mapped_column(server_default=text("''"))
+    """Notes in Markdown."""
+    pinned: Mapped[list[Any]] = mapped_column(server_default=text("'[]'"))
+    """Ids of the pinned jobs, which may have been deleted since."""
+    layout: Mapped[dict[str, Any]] = mapped_column(server_default=text("'{}'"))
+    """The charts of the experiment's web page; interpreted only by the page."""
+    revision: Mapped[int] = mapped_column(server_default=text("0"))
+    """Number of changes by users."""
+    updated_at: Mapped[datetime | None]
+    updated_by: Mapped[str | None] = mapped_column(String(255))
 
 
 class DocumentValueRow(Base):

@@ -41,7 +41,7 @@ TOO_LONG = 431
 WITH_MORE_RULES = (
     "GET /v1/costs",
     *("POST /v1/jobs", "POST /v1/plan", "POST /v1/code", "POST /v1/code/parts"),
-    "PATCH /v1/jobs/{job_id}/annotations",
+    *("PATCH /v1/jobs/{job_id}/annotations", "PATCH /v1/experiments/{name}"),
     "POST /v1/jobs/{job_id}/downloads",
     "POST /v1/jobs/{job_id}/clients",  # a schema accepts 3.0 as an integer
     *("POST /v1/webhooks", "PATCH /v1/webhooks/{webhook_id}"),
