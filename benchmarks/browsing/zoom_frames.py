@@ -27,8 +27,7 @@ MOVES = 12
 """Number of movements of the pointer during a drag."""
 REST_MS = 400
 AFTER_MS = 50
-"""Frames count until this long after the last drawing or answer: a frame is as long as what is drawn
-in it."""
+"""Frames count until this many milliseconds after the last drawing or answer."""
 WITHIN_S = 180.0
 
 METHOD = (
@@ -40,9 +39,8 @@ METHOD = (
     "is released; the page draws all charts, and then again in full detail when the server has "
     "answered for each job. Then a double click shows everything again. The charts and the parts "
     "alternate. The first zoom is not counted.",
-    "A frame: the time between two calls of `requestAnimationFrame`, from the first movement of the "
-    f"pointer until the page has made no request and drawn no chart for {REST_MS} ms. The frames in "
-    "which nothing changes count as well, but the longest frame of each zoom is shown separately.",
+    "A frame: the time between two calls of `requestAnimationFrame`, from the first movement of "
+    f"the pointer until {AFTER_MS} ms after the page has drawn the last chart.",
 )
 
 _RECORD = """() => {
@@ -65,12 +63,20 @@ _COUNT = """
   window.busyAt = 0;
   const note = () => { window.busyAt = performance.now(); };
   const draw = CanvasRenderingContext2D.prototype.clearRect;
-  CanvasRenderingContext2D.prototype.clearRect = function (...given) { note(); return draw.apply(this, given); };
+  CanvasRenderingContext2D.prototype.clearRect = function (...given) {
+    note();
+    return draw.apply(this, given);
+  };
   const get = window.fetch;
   let open = 0;
   window.fetch = async (...given) => {
     open += 1;
-    try { return await get(...given); } finally { open -= 1; note(); }
+    try {
+      return await get(...given);
+    } finally {
+      open -= 1;
+      note();
+    }
   };
   window.isQuiet = (rest) => open === 0 && performance.now() - window.busyAt > rest;
 })();

@@ -6,8 +6,6 @@ import itertools
 import random
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from tests.marks import IN_BROWSER
 from tests.page.conftest import TOKEN, Watched
 from tests.page.site import Site

@@ -1,4 +1,4 @@
-"""Plots of runs: lines over their values, of which the reader selects a part, dots, and importances."""
+"""Plots of runs: lines over their values, of which a reader selects some, dots, and importances."""
 
 from __future__ import annotations
 
@@ -88,8 +88,10 @@ def test_the_dots_show_any_two_values_and_a_third(sweep_id: str, tab: Watched) -
     before = dots.locator("circle").evaluate_all("all => all.map(one => one.getAttribute('cx'))")
     page.get_by_label("log x").check()
     wait_until(
-        lambda: dots.locator("circle").evaluate_all("all => all.map(one => one.getAttribute('cx'))")
-        != before,
+        lambda: (
+            dots.locator("circle").evaluate_all("all => all.map(one => one.getAttribute('cx'))")
+            != before
+        ),
         "another scale",
     )
     page.get_by_label("Value of the x axis").select_option("train.optimizer.name")
@@ -104,7 +106,9 @@ def test_the_dots_show_any_two_values_and_a_third(sweep_id: str, tab: Watched) -
     page.keyboard.press("End")
     page.keyboard.press("ArrowLeft")
     described = page.locator(".scatter p.soft").inner_text()
-    assert re.match(r"^#\d+ \w+: train.optimizer.name \w+, val/accuracy [\d.]+, model.width", described)
+    assert re.match(
+        r"^#\d+ \w+: train.optimizer.name \w+, val/accuracy [\d.]+, model.width", described
+    )
     page.keyboard.press("Enter")
     page.get_by_role("tab", name="Curves").wait_for()
 
@@ -160,22 +164,25 @@ def selected(values: list[Any], low: float | None, high: float | None) -> list[b
     ]
 
 
+SELECT = """(() => {
+  const axis = m.axisOfValues('v', v[0], v[1]);
+  const range = m.rangeOf(axis, v[2]);
+  const params = new URLSearchParams();
+  for (const one of m.brushTexts(new Map([['v', range]]))) params.append('brush', one);
+  const brushes = m.brushesIn(params);
+  const values = [...v[0], null, 'x'];
+  return [range, values.map((value) => m.isWithin({ v: value }, [axis], brushes))];
+})()"""
+
+
 def test_ranges_select_the_values_between_their_ends(tab: Watched) -> None:
     page = tab.open("none")
     chance = random.Random(46)
     for _ in range(40):
         values: list[Any] = [10 ** chance.uniform(-4, 3) for _ in range(chance.randint(2, 20))]
         shares = sorted(chance.choice([0, 1, chance.random()]) for _ in range(2))
-        code = (
-            "(() => { const axis = m.axisOfValues('v', v[0], v[1]);"
-            "const range = m.rangeOf(axis, v[2]);"
-            "const params = new URLSearchParams();"
-            "for (const one of m.brushTexts(new Map([['v', range]]))) params.append('brush', one);"
-            "const brushes = m.brushesIn(params);"
-            "return [range, [...v[0], null, 'x'].map((value) => m.isWithin({ v: value }, [axis], brushes))]; })()"
-        )
         log = chance.choice([True, False])
-        (low, high), found = called(page, "lib/run_axes.js", code, values, log, shares)
+        (low, high), found = called(page, "lib/run_axes.js", SELECT, values, log, shares)
         if low is None and high is None:
             assert all(found)
             continue

@@ -97,7 +97,9 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
     random = np.random.default_rng(SEED)
     whole = estimate(groups, inputs, values, every, NUM_TREES, random)
     again = [
-        estimate(groups, inputs, values, random.choice(every, len(every)), TREES_OF_RESAMPLE, random)
+        estimate(
+            groups, inputs, values, random.choice(every, len(every)), TREES_OF_RESAMPLE, random
+        )
         for _ in range(NUM_RESAMPLES)
     ]
     return {

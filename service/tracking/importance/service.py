@@ -240,9 +240,7 @@ async def _answer(question: Question) -> views.Importance:
             "nothing is known about the importance of the parameters",
         )
         return found
-    each_of = zip(
-        found.parameters, outcome["importances"], outcome["deviations"], strict=True
-    )
+    each_of = zip(found.parameters, outcome["importances"], outcome["deviations"], strict=True)
     for parameter, estimate, deviation in each_of:
         parameter.importance = _rounded(estimate)
         parameter.low = _rounded(estimate - NORMAL_90 * deviation)

@@ -28,9 +28,7 @@ def runs(session: Session, chosen: Chosen, limit: int) -> Sequence[RunOutcome]:
 def trials(session: Session, array_id: str) -> Sequence[TrialValues]:
     """Return (id, state, code of the reason, parameters, value) of the trials of a sweep."""
     query = (
-        select(
-            JobRow.id, JobRow.state, JobRow.reason_code, TrialRow.parameters, TrialRow.value
-        )
+        select(JobRow.id, JobRow.state, JobRow.reason_code, TrialRow.parameters, TrialRow.value)
         .join_from(TrialRow, JobRow, TrialRow.job_id == JobRow.id)
         .where(TrialRow.array_id == array_id, JobRow.deleted_at.is_(None))
         .order_by(TrialRow.array_index)

@@ -168,5 +168,5 @@ def test_equal_partitions_are_equal_columns_by_chance() -> None:
             assert len(distinct) == 1
             assert constant == ([] if column[0] is MISSING else ["p"])
             continue
-        rows = {row for row in zip(*encoded[0].columns, strict=True)}
+        rows = set(zip(*encoded[0].columns, strict=True))
         assert (len(rows), encoded[0].num_values) == (len(distinct), len(distinct))
