@@ -211,11 +211,12 @@ class TrackingCalls(ReportCalls):
         """Yield the experiments, which are the values of the label `experiment`, sorted by name."""
         return self._items(views.ExperimentPage, "/v1/experiments", page_size=page_size)
 
-    async def experiment(self, name: str) -> views.ExperimentSummary:
+    async def experiment(self, name: str, *, brief: bool = False) -> views.ExperimentSummary:
         """Return the experiment: its notes, baseline, pinned jobs and layout, the states of its
-        jobs and the range of each metric. Raises ExperimentNotFound if the experiment has no
-        jobs."""
-        return await self._read(views.ExperimentSummary, Call("GET", _path(name)))
+        jobs and, unless `brief` is set, the range of each metric. Raises ExperimentNotFound if the
+        experiment has no jobs."""
+        call = Call("GET", _path(name), params(brief=brief))
+        return await self._read(views.ExperimentSummary, call)
 
     async def pin_baseline(self, name: str, job_id: str | None) -> views.ExperimentSummary:
         """Pin a job as the baseline of an experiment; None removes the baseline. Raises

@@ -26,6 +26,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "get_job": Client.get,
     "list_jobs": Client.jobs,
     "list_job_groups": Client.groups,
+    "get_experiment": Client.experiment,
     "get_importance": Client.importance,
     "get_sweep_importance": Client.sweep_importance,
     "list_views": Client.saved_views,

@@ -15,7 +15,7 @@ const pathOf = (experiment) => `v1/experiments/${encodeURIComponent(experiment)}
 
 // The saved layout of an experiment: {isKnown, layout, revision, set}. Without an experiment, there is none.
 export function useLayout(experiment) {
-  const { data, error } = usePoll(experiment ? pathOf(experiment) : null, {}, 0);
+  const { data, error } = usePoll(experiment ? pathOf(experiment) : null, { brief: true }, 0);
   const [saved, setSaved] = useState(null);
   const newest = saved?.name === experiment ? saved : data;
   return { isKnown: !experiment || Boolean(newest) || Boolean(error), layout: newest?.layout ?? null, revision: newest?.revision ?? 0, set: setSaved };
@@ -46,7 +46,7 @@ export function LayoutTools({ experiment, saved, options }) {
         } catch (raised) {
           if (raised.status !== 412) throw raised;
         }
-        const theirs = await get(pathOf(experiment), {});
+        const theirs = await get(pathOf(experiment), { brief: true });
         const merged = merge(base, mine, theirs.layout, choices);
         if (merged.conflicts.some(({ id }) => !(id in choices))) {
           setConflict({ base, theirs, conflicts: merged.conflicts, by: theirs.updated_by });

@@ -61,7 +61,8 @@ export function SweepView({ id }) {
   const names = Object.keys(sweep.sweep.parameters);
   const axes = axesOf(sweep, names, trials);
   const brushes = brushesIn(params);
-  const valuesOf = (trial) => ({ ...trial.parameters, [sweep.metric]: trial.value });
+  const metric = metricOf(sweep);
+  const valuesOf = (trial) => ({ ...trial.parameters, [metric]: trial.value });
   const isSelected = (trial) => isWithin(valuesOf(trial), axes, brushes);
   const selected = brushes.size ? trials.filter(isSelected) : trials;
   const best = selected.filter(counts).slice(0, NUM_BEST);
@@ -79,7 +80,7 @@ export function SweepView({ id }) {
     ${!runs.length ? html`<${Empty}>No trial has values yet.<//>` : html`<${Coordinates} runs=${runs} axes=${axes} brushes=${brushes} onBrush=${brush} label="Trials, the best first" />
     ${brushes.size > 0 && html`<p role="status">${plural(selected.length, 'trial')} of ${whole(trials.length)} selected. <button onClick=${() => adjust({ brush: [] })}>Select all</button></p>`}
     <h2>Two values of each trial</h2>
-    <${Scatter} runs=${runs.filter((run) => isWithin(run.values, axes, brushes))} names=${[...names, sweep.metric]} params=${params} defaults=${[names[0], sweep.metric]} />
+    <${Scatter} runs=${runs.filter((run) => isWithin(run.values, axes, brushes))} names=${[...names, metric]} params=${params} defaults=${[names[0], metric]} />
     <h2>Importance of the parameters</h2>
     <${Importance} path=${`v1/sweeps/${id}/importance`} params=${params} />`}
     <h2>The best ${brushes.size ? 'selected ' : ''}trials</h2>
@@ -88,11 +89,14 @@ export function SweepView({ id }) {
   </section>`;
 }
 
+// The name of the metric's axis. A script's parameter can have the same name as the metric.
+const metricOf = ({ metric, sweep }) => (Object.hasOwn(sweep.parameters, metric) ? `metric ${metric}` : metric);
+
 // The axes of the parameters, which span what the sweep searches, and of the metric.
 function axesOf(sweep, names, trials) {
   const axes = names.map((name) => axisOf(name, sweep.sweep.parameters[name]));
   const values = trials.map(({ value }) => value).filter((value) => value !== null);
-  if (values.length) axes.push(axisOf(sweep.metric, { min: Math.min(...values), max: Math.max(...values) }));
+  if (values.length) axes.push(axisOf(metricOf(sweep), { min: Math.min(...values), max: Math.max(...values) }));
   return axes;
 }
 
