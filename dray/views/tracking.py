@@ -202,7 +202,7 @@ class ParameterImportance(View):
     high: float | None = None
     """Upper end of the 90% interval."""
     same_as: list[str] = []
-    """Parameters that differ between exactly the same runs, so their effects can't be
+    """Parameters that change together with this one in all runs, so their effects can't be
     distinguished from this parameter's."""
 
 

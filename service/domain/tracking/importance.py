@@ -32,7 +32,7 @@ class EncodedParameter:
     columns: Sequence[Column] = field(repr=False)
     """Numbers that together have the information of the values, one per run in each column."""
     same_as: Sequence[str] = ()
-    """Other parameters that change between the same runs, so that their effects can't be
+    """Other parameters that change together with this one, so that their effects can't be
     distinguished."""
 
 
@@ -48,26 +48,34 @@ def encode(runs: Sequence[Mapping[str, Any]]) -> tuple[list[EncodedParameter], l
     found: dict[tuple[int, ...], list[tuple[str, list[Any]]]] = {}
     for name in names:
         values = [run.get(name, MISSING) for run in runs]
-        partition = _partition(values)
-        if len(set(partition)) < 2:
+        order = _order(values)
+        if len(set(order)) < 2:
             constant.append(name)
         else:
-            found.setdefault(partition, []).append((name, values))
+            found.setdefault(order, []).append((name, values))
     return [
         EncodedParameter(
             name=same[0][0],
-            num_values=len(set(partition)),
+            num_values=len(set(order)),
             columns=_columns(same[0][1]),
             same_as=[name for name, _ in same[1:]],
         )
-        for partition, same in found.items()
+        for order, same in found.items()
     ], constant
 
 
-def _partition(values: Sequence[Any]) -> tuple[int, ...]:
-    """Return a number for each run. Runs have the same number if their values are equal."""
-    numbers: dict[str, int] = {}
-    return tuple(numbers.setdefault(_key(value), len(numbers)) for value in values)
+def _order(values: Sequence[Any]) -> tuple[int, ...]:
+    """Return a number for each run. Two parameters have the same numbers if a tree can't
+    distinguish them: if they divide the runs into the same groups and, with three or more numbers,
+    also order the groups in the same or the opposite way."""
+    keys = [_key(value) for value in values]
+    if all(map(_is_number, values)) and len(set(keys)) > 2:
+        known = sorted({float(value) for value in values})
+        rank = {number: n for n, number in enumerate(known)}
+        order = tuple(rank[float(value)] for value in values)
+        return min(order, tuple(len(known) - 1 - each for each in order))
+    first: dict[str, int] = {}
+    return tuple(-1 - first.setdefault(key, len(first)) for key in keys)
 
 
 def _key(value: Any) -> str:

@@ -24,9 +24,8 @@ from service.db.types import storable
 from service.domain.errors import InvalidSearch, SweepNotFound
 from service.domain.states import STOPPED_EARLY
 from service.domain.tracking import importance as domain
-from service.domain.tracking.columns import Field, parse_sort
+from service.domain.tracking.columns import parse_metric
 from service.domain.tracking.document_values import PARAMETERS, PARTS, searchable
-from service.domain.tracking.search_tree import JobColumn, LabelField
 from service.jobs import listing
 from service.tracking.groups import MAX_JOBS
 from service.tracking.importance import process
@@ -107,7 +106,7 @@ def _of_sweep(
         metric = f"{sweep.by}:{sweep.metric}"
         numbers = {trial.id: trial.value for trial in trials if trial.value is not None}
     else:
-        numbers = grouping.numbers(session, _number(metric), [trial.id for trial in trials])
+        numbers = grouping.numbers(session, parse_metric(metric), [trial.id for trial in trials])
     counted, left_out = _counted(trials, numbers, include_stopped)
     own = {trial.id: trial.parameters or {} for trial in trials}
     chosen = _sample(counted)
@@ -121,7 +120,7 @@ def _of_sweep(
 
 
 def _of_search(session: Session, wanted: ImportanceFilter) -> Question:
-    field = _number(wanted.metric)
+    field = parse_metric(wanted.metric)
     rows = repository.runs(session, listing.chosen(session, wanted), MAX_JOBS + 1)
     if len(rows) > MAX_JOBS:
         raise InvalidSearch(
@@ -139,20 +138,6 @@ def _of_search(session: Session, wanted: ImportanceFilter) -> Question:
         num_runs=len(counted),
         left_out=left_out,
     )
-
-
-def _number(metric: str) -> Field:
-    try:
-        sort = parse_sort(metric)
-    except InvalidSearch as error:
-        raise InvalidSearch(error.message, pointer="/metric", hint=error.hint) from None
-    if isinstance(sort.field, JobColumn | LabelField) or sort.descending:
-        raise InvalidSearch(
-            f"{metric!r} is not the name of a number",
-            pointer="/metric",
-            hint="use a metric such as val/loss or best:val/loss, cost or duration",
-        )
-    return sort.field
 
 
 def _counted(

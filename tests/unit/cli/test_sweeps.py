@@ -115,6 +115,6 @@ def test_the_importance_of_parameters_is_shown(
     assert found["parameters"][0]["name"] == "train.optimizer.lr"
     assert found["parameters"][0]["importance"] > 0.5
     few = cli("importance", "val/loss", "--where", "val/loss > 1.5")
-    assert "no importances: too few runs: 5 of at least 20" in few
+    assert "no importances: too few runs: " in few
     same = cli("sweep", "importance", sweep_id, "--metric", "late")
     assert "all runs have the same value of late" in same

@@ -27,7 +27,7 @@ function Found({ found }) {
   return html`<div class="card"><p class="soft">${found.metric} of ${runs}${leftOut && `; left out: ${leftOut}`}.
       ${found.explained !== null && !found.reason && ` A random forest explains ${percent(found.explained)} of the variance of runs that it was not trained on.`}</p>
     ${found.reason ? html`<p class="note" role="status">There are no importances: ${found.reason.message}.</p>` : html`<table class="importances"><thead><tr><th>Parameter</th><th>Importance</th><th class="num">Share</th><th class="num">90% interval</th></tr></thead>
-      <tbody>${found.parameters.map((one) => html`<tr key=${one.name}><td>${one.name}${one.same_as.length > 0 && html` <span class="soft">(differs between the same runs as ${one.same_as.join(', ')})</span>`}</td>
+      <tbody>${found.parameters.map((one) => html`<tr key=${one.name}><td>${one.name}${one.same_as.length > 0 && html` <span class="soft">(always changes together with ${one.same_as.join(', ')})</span>`}</td>
         <td class="bar" aria-hidden="true"><div><span class="size" style=${{ width: at(one.importance) }}></span><span class="span" style=${{ left: at(one.low), width: at(one.high - one.low) }}></span></div></td>
         <td class="num">${percent(one.importance)}</td><td class="num">${percent(one.low)} to ${percent(one.high)}</td></tr>`)}</tbody></table>
     <p class="soft">The share of the variance of ${found.metric} among these runs that depends on the parameter, alone or together with other parameters, as far as the forest explains it. The shares can add up to more than 100%.

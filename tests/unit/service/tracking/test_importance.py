@@ -120,7 +120,7 @@ async def test_what_says_nothing_is_not_estimated(service: Service) -> None:
     assert same.reason is not None
     assert same.reason.code == "no_parameters"
     sweep_id, _ = await swept(service)
-    for metric in ("name", "-val/loss", "val/", "state", ""):
+    for metric in ("name", "-val/loss", "labels.team", "state", "tags", ""):
         with pytest.raises(InvalidSearch) as refused:
             await of_sweep(service, sweep_id, metric=metric)
         assert refused.value.pointer == "/metric"
