@@ -78,24 +78,29 @@ export function brushesIn(params) {
 
 export const brushTexts = (brushes) => [...brushes].filter(([, range]) => range.some((end) => end !== null)).map(([name, range]) => `${range.map((end) => end ?? '').join(':')}:${name}`);
 
-const NEAR = 1e-6; // the address keeps six digits
+const NEAR = 1e-6;
+const DIGITS = 6; // of the limits in the address
 
 // The shares of a range on an axis.
 export const sharesOf = (axis, [low, high] = [null, null]) => [low === null ? 0 : axis.shareOf(low), high === null ? 1 : axis.shareOf(high)];
 
 // The range of two shares; an end of the axis is open.
 export function rangeOf(axis, [low, high]) {
-  const end = (share) => Number(axis.place(share).toPrecision(6));
+  const end = (share) => Number(axis.place(share).toPrecision(DIGITS));
   return [low <= NEAR ? null : end(low), high >= 1 - NEAR ? null : end(high)];
 }
 
 // Whether a run is within all ranges. axes: all axes; a range of an unknown axis selects all runs.
 export function isWithin(values, axes, brushes) {
   return axes.every((axis) => {
-    const range = brushes.get(axis.name);
-    if (!range) return true;
-    const [low, high] = sharesOf(axis, range);
-    const share = axis.share(values[axis.name]);
-    return share >= low - NEAR && share <= high + NEAR;
+    const [low, high] = brushes.get(axis.name) ?? [null, null];
+    if (low === null && high === null) return true;
+    const value = values[axis.name];
+    const share = axis.share(value);
+    if (!Number.isFinite(share)) return false;
+    const place = axis.choices ? Math.round(axis.place(share)) : value;
+    // The limits are rounded.
+    const rest = (limit) => Math.abs(limit) * 10 ** (1 - DIGITS);
+    return (low === null || place >= low - rest(low)) && (high === null || place <= high + rest(high));
   });
 }
