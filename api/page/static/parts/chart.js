@@ -14,6 +14,9 @@ const VALUES_SIZE = 50;
 const NEAR_PX = 18;
 const FADED = 0.25;
 const DASH = [7, 4];
+// Browsers draw lines of one pixel several times faster than wider lines.
+const [WIDTH, THIN] = [1.6, 1];
+const MANY = 8; // curves in one chart, from which on they are thin
 const OUTSIDE = 0.025; // of the values at each end, if outliers are ignored
 
 // The colour of the curve with this number.
@@ -195,7 +198,7 @@ function options(box, current, curves, colours, { log, axis, smooth, sync, setAt
   curves.forEach((curve, n) => {
     const stroke = colour(`colour-${colours[n] % NUM_COLOURS}`);
     if (smooth) series.push({ stroke: faint(stroke, 0.3), width: 1, spanGaps: true, points: { show: false } });
-    series.push({ stroke, width: 1.6, dash: dashOf(curve, colours[n]), spanGaps: true, points: { show: (u, i) => u.data[i].filter((value) => value !== null && value !== undefined).length < 30, size: 5 } });
+    series.push({ stroke, width: curves.length > MANY ? THIN : WIDTH, dash: dashOf(curve, colours[n]), spanGaps: true, points: { show: (u, i) => u.data[i].filter((value) => value !== null && value !== undefined).length < 30, size: 5 } });
   });
   curves.forEach(({ band }, n) => {
     if (!band) return;
@@ -243,8 +246,10 @@ function options(box, current, curves, colours, { log, axis, smooth, sync, setAt
       },
     ],
     cursor: {
-      sync: sync ? { key: sync } : undefined,
+      sync: sync ? { key: sync, filters: { sub: (type, other, left) => type !== 'mouseleave' && !(left < 0), pub: () => true } } : undefined,
       drag: { x: true, y: false, setScale: false },
+      // uPlot would show all of x in all plots at once; `onZoom` does it in turn.
+      bind: { dblclick: () => null },
       points: { size: 7 },
       focus: { prox: curves.some(({ id }) => id) ? NEAR_PX : -1 },
     },
@@ -264,7 +269,11 @@ function options(box, current, curves, colours, { log, axis, smooth, sync, setAt
       }],
       ready: [(u) => {
         u.over.addEventListener('dblclick', () => current.current.onZoom?.(null));
-        u.over.addEventListener('pointerleave', () => pointed.set(null));
+        u.over.addEventListener('pointerleave', () => {
+          pointed.set(null);
+          // The cursors of the other plots disappear in turn.
+          for (const other of sync ? uPlot.sync(sync).plots : []) if (other !== u) inTurn(other.over, () => other.root.isConnected && other.setCursor({ left: -10, top: -10 }, true, false));
+        });
       }],
       drawClear: [(u) => drawMarks(u, current.current.marks, text)],
     },
