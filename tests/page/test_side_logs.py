@@ -53,7 +53,7 @@ def test_lines_of_a_second_begin_in_the_same_row(job_id: str, tab: Watched) -> N
     page = tab.open(f"jobs/{job_id}?tab=logs&rank=1")
     page.get_by_text("40 lines").wait_for()
     page.get_by_label("follow").uncheck()
-    page.get_by_label("Show a rank beside").select_option("2")
+    page.get_by_label("Add a rank side by side").select_option("2")
     page.locator(".line.side").first.wait_for()
     assert "side=1%2C2" in page.url
     assert cells(page)[:4] == [
@@ -62,7 +62,7 @@ def test_lines_of_a_second_begin_in_the_same_row(job_id: str, tab: Watched) -> N
         ["", "rank 2 second 0"],
         ["rank 1 second 1", "rank 2 second 1"],
     ]
-    page.get_by_label("Show a rank beside").select_option("0")
+    page.get_by_label("Add a rank side by side").select_option("0")
     wait_until(lambda: len(cells(page)[0]) == 3, "three columns")
     page.reload()
     wait_until(lambda: [len(row) for row in cells(page)[:1]] == [3], "three columns again")

@@ -50,7 +50,7 @@ class ChosenRun:
 
 @dataclass(frozen=True)
 class Question:
-    """What is known about the runs before the importance is estimated."""
+    """The runs from which the importance is estimated."""
 
     metric: str
     values: Sequence[float]

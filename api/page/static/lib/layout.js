@@ -85,7 +85,7 @@ export function merge(base, mine, theirs, chosen = {}) {
   return { layout: { tools, order, charts }, conflicts };
 }
 
-// The names of `order`, and those that only `other` has, each behind the name before it there.
+// The names of `order`, and the names that only `other` has, each behind the name before it there.
 function inserted(order, other) {
   const found = [...order];
   other.forEach((name, n) => {

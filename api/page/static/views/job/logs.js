@@ -84,14 +84,14 @@ export function Logs({ job, events }) {
     const { scrollTop, scrollHeight, clientHeight } = event.currentTarget;
     if (follow && scrollHeight - scrollTop - clientHeight > 3 * LINE) setFollow(false);
   };
-  const beside = (ranks) => adjust(ranks.length > 1 ? { side: ranks.join(), rank: '' } : { side: '', rank: String(ranks[0]) });
-  const besideNow = isSides ? sides : [rank ? Number(rank) : 0];
+  const showSides = (ranks) => adjust(ranks.length > 1 ? { side: ranks.join(), rank: '' } : { side: '', rank: String(ranks[0]) });
+  const sidesNow = isSides ? sides : [rank ? Number(rank) : 0];
   const ranks = Array.from({ length: job.world_size }, (_, n) => n);
   const attempts = Array.from({ length: job.attempt }, (_, n) => n + 1);
   const found = `${tooMany ? 'more than ' : ''}${plural(hits.length, 'hit')}`;
   return html`<div class="toolbar">
       <select aria-label="Rank" value=${rank} onChange=${(event) => adjust({ rank: event.target.value, side: '' })}><option value="">${isSides ? 'several ranks' : 'all ranks'}</option>${ranks.map((n) => html`<option key=${n} value=${n}>${rankName(job.spec, n)}</option>`)}</select>
-      ${job.world_size > 1 && sides.length < MOST_SIDES && html`<select aria-label="Show a rank beside" value="" onChange=${(event) => event.target.value && beside([...besideNow, Number(event.target.value)])}><option value="">side by side with …</option>${ranks.filter((n) => !besideNow.includes(n)).map((n) => html`<option key=${n} value=${n}>${rankName(job.spec, n)}</option>`)}</select>`}
+      ${job.world_size > 1 && sides.length < MOST_SIDES && html`<select aria-label="Add a rank side by side" value="" onChange=${(event) => event.target.value && showSides([...sidesNow, Number(event.target.value)])}><option value="">side by side with …</option>${ranks.filter((n) => !sidesNow.includes(n)).map((n) => html`<option key=${n} value=${n}>${rankName(job.spec, n)}</option>`)}</select>`}
       ${isSides && html`<button onClick=${() => adjust({ side: '' })}>All ranks in one column</button>`}
       <select aria-label="Attempt" value=${attempt} onChange=${(event) => adjust({ attempt: event.target.value })}><option value="">all attempts</option>${attempts.map((n) => html`<option key=${n} value=${n}>attempt ${n}</option>`)}</select>
       <input type="search" placeholder="search" maxlength="1000" aria-label="Search the log; Enter goes to the next match" value=${text} onInput=${(event) => adjust({ find: event.target.value }, true)}
@@ -110,7 +110,7 @@ export function Logs({ job, events }) {
     ${missing && html`<p class="note" role="status">This line is not among the lines shown here: it has been drawn over, or it belongs to another rank or attempt, or to the part that is not loaded. “Only hits” shows each line that was found.</p>`}
     ${dropped > 0 && html`<p class="note">The first ${plural(dropped, 'line')} are not shown; the search and the download have all lines.</p>`}
     ${isSides && known && lines.length > 0 && html`<${SideLogs} isNarrow=${isNarrow} spec=${job.spec} lines=${shown} ranks=${sides} wrap=${wrap} withTimes=${withTimes} follow=${follow} onLeave=${() => setFollow(false)}
-      shown=${{ key: marked, n: numShown }} onRemove=${(one) => beside(sides.filter((other) => other !== one))} cut=${cut} />`}
+      shown=${{ key: marked, n: numShown }} onRemove=${(one) => showSides(sides.filter((other) => other !== one))} cut=${cut} />`}
     <div class=${wrap ? 'log wraps' : 'log'} hidden=${isSides && known && lines.length > 0} ref=${box} tabindex="0" role="log" aria-label="Output" aria-live="off" onScroll=${scrolled}>
       <span class="probe" ref=${probe} aria-hidden="true">${'0'.repeat(100)}</span>
       ${!known && !error && html`<${Loading} />`}
