@@ -56,8 +56,9 @@ def _possible() -> list[str]:
         _tell(f"skipping replays: {DATA} is not set to a folder with traces")
         left_out |= {"scheduler", "scheduler_elastic"}
     if lacks_browser():
-        _tell("skipping what needs a browser: chromium or playwright is not installed")
-        left_out |= {"first_paint", "open_pages", "table_speed"}
+        in_browser = {"first_paint", "open_pages", "table_speed", "zoom_frames"}
+        _tell(f"skipping {', '.join(sorted(in_browser))}: chromium or playwright is not installed")
+        left_out |= in_browser
     return [name for name in BENCHMARKS if name not in left_out]
 
 
@@ -74,6 +75,7 @@ BENCHMARKS = {
     "cli_start_up": "serving.start_up",
     "onlookers": "serving.onlookers",
     "first_paint": "browsing.first_paint",
+    "zoom_frames": "browsing.zoom_frames",
     "open_pages": "browsing.open_pages",
     "table_speed": "browsing.table_speed",
     "checkpoint_stall": "checkpoint_stall.measure",

@@ -228,6 +228,26 @@ class JobGroups(JobFilter):
     ] = None
 
 
+class ImportanceFilter(JobFilter):
+    """The jobs from which the importance of parameters is estimated."""
+
+    metric: Annotated[
+        str,
+        Field(
+            max_length=1024,
+            description="The metric, such as `val/loss` for the last value or `best:val/loss` for "
+            "the best value; or `cost` or `duration`.",
+        ),
+    ]
+    include_stopped: Annotated[
+        bool,
+        Field(
+            description="Whether trials that were stopped early count, with the value that they "
+            "had reached."
+        ),
+    ] = False
+
+
 class AccountingFilter(BasicJobFilter):
     """Selects the attempts for accounting: attempts that ran in a period and whose jobs match the
     other fields."""

@@ -216,6 +216,26 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
         ],
         "next_cursor": None,
     },
+    "Importance": {
+        "metric": "best:val/accuracy",
+        "num_runs": 46,
+        "num_sampled_from": 46,
+        "left_out": {"failed": 2, "stopped_early": 12},
+        "method": "permutation importance of a random forest",
+        "explained": 0.83,
+        "reason": None,
+        "parameters": [
+            {
+                "name": "train.optimizer.lr",
+                "num_values": 46,
+                "importance": 0.71,
+                "low": 0.6,
+                "high": 0.82,
+                "same_as": [],
+            }
+        ],
+        "constant": ["train.schedule.name"],
+    },
     "SavedView": SAVED_VIEW,
     "SavedViewPage": {"items": [SAVED_VIEW], "next_cursor": None},
     "ExperimentPage": {"items": [EXPERIMENT], "next_cursor": None},

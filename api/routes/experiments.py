@@ -7,7 +7,15 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Path, Request, Response
 from fastapi import Query as QueryParameters
 
-from api.context import Actor, Caller, NoParameters, PageQuery, TheContext, use_cases
+from api.context import (
+    Actor,
+    Caller,
+    NoParameters,
+    PageQuery,
+    Query,
+    TheContext,
+    use_cases,
+)
 from api.http import body
 from api.http.caching import answer, answer_json, fresh, revision_tag, wanted_revision
 from api.http.concurrency import TOO_MANY
@@ -40,20 +48,28 @@ async def list_experiments(
         return answer(request, await experiments.list(limit=query.limit, cursor=query.cursor))
 
 
+class ExperimentQuery(Query):
+    brief: bool = False
+    """Whether to leave out the ranges of the metrics, which take longest."""
+
+
 @router.get(
     "/{name:path}",
     operation_id="get_experiment",
     response_model=views.ExperimentSummary,
-    dependencies=[NoParameters],
     responses=declare("invalid_parameter", "experiment_not_found", TOO_MANY),
 )
 async def get_experiment(
-    request: Request, experiments: TheExperiments, _: Caller, name: ExperimentName
+    request: Request,
+    experiments: TheExperiments,
+    _: Caller,
+    name: ExperimentName,
+    query: Annotated[ExperimentQuery, QueryParameters()],
 ) -> Response:
     """Show an experiment: what users have stored about it, the states of its jobs, and the minimum
     and maximum of each metric's newest values. The ETag of the response contains the revision."""
     async with limited(request):
-        found = await experiments.get(name)
+        found = await experiments.get(name, brief=query.brief)
         content = found.model_dump_json().encode()
         return answer_json(request, content, revision_tag(found.revision, content))
 

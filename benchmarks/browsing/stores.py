@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx
 import numpy as np
+from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from benchmarks.figures import Floats
@@ -17,6 +18,7 @@ from benchmarks.serving import jobs, servers
 from benchmarks.serving.metrics import Service
 from benchmarks.serving.status_get import make_run
 from ray_workers.shared.contracts import Cause, Frame, FrameKind, Outcome
+from service.db.models import MetricChunkRow
 from service.db.repositories.telemetry import open_chunks
 from service.domain.series import TIMES
 from service.telemetry.metric_writer import appended
@@ -37,19 +39,59 @@ def fill_dray(home: Path, num_jobs: int, num_points: int) -> str:
     service = Service(home)
     try:
         job_id = service.running_job()
-        began, values = time.time() - num_points * STEP_S, _values(num_points)
+        values = _values(num_points)
         for index, key in enumerate(KEYS):
             _write(service, job_id, key, (index + 1) * values[:-1])
-        times: Floats = np.linspace(began, time.time(), num_points - 1)
-        _write(service, job_id, TIMES, times)
-        # The service stores the end as if it had stored everything before it.
         newest = {key: (index + 1) * values[-1] for index, key in enumerate(KEYS)}
-        body = {"step": num_points, "total_steps": num_points, "values": newest}
-        end = Outcome.of(Cause.SUCCEEDED, "it trained to its end")
-        service.record(job_id, [Frame(0, 0, FrameKind.METRICS, time.time(), body)], end)
+        _end(service, job_id, num_points, newest)
     finally:
         service.database.close()
     return job_id
+
+
+def fill_runs(home: Path, num_runs: int, num_points: int) -> list[str]:
+    """Write finished jobs with all series to a new home, and return their ids. The series of a job
+    have equal values; each job has its own values."""
+    service = Service(home)
+    try:
+        job_ids = [service.running_job() for _ in range(num_runs)]
+        for number, job_id in enumerate(job_ids):
+            values = _values(num_points, seed=number)
+            _write(service, job_id, KEYS[0], values[:-1])
+            _copy_series(service, job_id)
+            _end(service, job_id, num_points, dict.fromkeys(KEYS, values[-1]))
+    finally:
+        service.database.close()
+    return job_ids
+
+
+def _copy_series(service: Service, job_id: str) -> None:
+    """Copy the first series of a job to the other keys."""
+    table = MetricChunkRow.__table__
+    columns = [column.name for column in table.columns if column.name not in ("id", "key")]
+    kept = ", ".join(columns)
+
+    def store(session: Session) -> None:
+        for key in KEYS[1:]:
+            session.execute(
+                text(
+                    f"INSERT INTO {table.name} (key, {kept}) SELECT :key, {kept} "
+                    f"FROM {table.name} WHERE job_id = :job_id AND key = :first"
+                ),
+                {"key": key, "job_id": job_id, "first": KEYS[0]},
+            )
+
+    service.database.write_sync(store)
+
+
+def _end(service: Service, job_id: str, num_points: int, newest: Mapping[str, float]) -> None:
+    """Write the times of the steps, the last step, and the end of the job. The service stores the
+    end as if it had stored everything before it."""
+    times: Floats = np.linspace(time.time() - num_points * STEP_S, time.time(), num_points - 1)
+    _write(service, job_id, TIMES, times)
+    body = {"step": num_points, "total_steps": num_points, "values": newest}
+    end = Outcome.of(Cause.SUCCEEDED, "it trained to its end")
+    service.record(job_id, [Frame(0, 0, FrameKind.METRICS, time.time(), body)], end)
 
 
 def _write(service: Service, job_id: str, key: str, values: Floats) -> None:
@@ -134,8 +176,8 @@ def _write_points(database: sqlite3.Connection, run_id: str, num_points: int) ->
         database.execute(f"INSERT INTO latest_metrics {columns} {last}", row)
 
 
-def _values(num_points: int) -> Floats:
+def _values(num_points: int, seed: int = 0) -> Floats:
     """Return a noisy decreasing curve."""
-    noise = np.random.default_rng(0).normal(0, 0.06, num_points)
+    noise = np.random.default_rng(seed).normal(0, 0.06, num_points)
     fall: Floats = 0.4 + 2.4 * np.exp(-8 * np.arange(num_points) / num_points) + noise
     return fall

@@ -374,6 +374,21 @@ class ArrayCalls(Calls):
         path = f"/v1/sweeps/{segment(sweep_id)}/trials"
         return self._items(views.TrialPage, path, page_size=page_size)
 
+    async def sweep_importance(
+        self, sweep_id: str, *, metric: str | None = None, include_stopped: bool = False
+    ) -> views.Importance:
+        """Return how much a metric depends on each parameter of a sweep, estimated from the trials
+        that succeeded.
+
+        metric: such as `val/loss` or `best:val/loss`, by default the metric of the sweep.
+        include_stopped: whether trials that were stopped early count. If there are fewer than 20
+        trials, the result has a `reason` instead of importances. Raises SweepNotFound or
+        InvalidSearch.
+        """
+        query = params(metric=metric, include_stopped=include_stopped)
+        call = Call("GET", f"/v1/sweeps/{segment(sweep_id)}/importance", query)
+        return await self._read(views.Importance, call)
+
 
 def _path(job_id: str) -> str:
     return f"/v1/jobs/{segment(job_id)}"

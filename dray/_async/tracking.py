@@ -13,7 +13,14 @@ from dray import frames, views
 from dray._async.reports import ReportCalls
 from dray._http import downloads, references
 from dray._http.transport import Call, params, present, segment
-from dray.filters import JobGroups, States, TableFile, label_texts, states_of
+from dray.filters import (
+    ImportanceFilter,
+    JobGroups,
+    States,
+    TableFile,
+    label_texts,
+    states_of,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -196,6 +203,56 @@ class TrackingCalls(ReportCalls):
         call = Call("GET", "/v1/job-table", query, headers, wait_s=EXPORT_S)
         response = await self._send(call)
         return await asyncio.to_thread(downloads.write_whole, Path(path), response.content)
+
+    async def importance(
+        self,
+        metric: str,
+        *,
+        include_stopped: bool = False,
+        state: States | None = None,
+        queue: str | None = None,
+        label: Mapping[str, str] | None = None,
+        owner: str | None = None,
+        project: str | None = None,
+        name: str | None = None,
+        name_glob: str | None = None,
+        text: str | None = None,
+        array: str | None = None,
+        array_index: int | None = None,
+        schedule: str | None = None,
+        reservation: str | None = None,
+        created_after: datetime | None = None,
+        created_before: datetime | None = None,
+        where: str | None = None,
+    ) -> views.Importance:
+        """Return how much a metric depends on each field in which the documents of the jobs differ,
+        estimated from the jobs that match all arguments and succeeded.
+
+        metric: such as `val/loss` or `best:val/loss`. include_stopped: whether trials that were
+        stopped early count. The other arguments are the same as in `jobs`. If there are fewer than
+        20 jobs, the result has a `reason` instead of importances. Raises InvalidSearch.
+        """
+        chosen = ImportanceFilter.model_construct(
+            metric=metric,
+            include_stopped=include_stopped,
+            state=states_of(state),
+            queue=queue,
+            label=label_texts(label),
+            owner=owner,
+            project=project,
+            name=name,
+            name_glob=name_glob,
+            text=text,
+            array=array,
+            array_index=array_index,
+            schedule=schedule,
+            reservation=reservation,
+            created_after=created_after,
+            created_before=created_before,
+            where=where,
+        )
+        call = Call("GET", "/v1/importance", references.query_of(chosen))
+        return await self._read(views.Importance, call)
 
     async def save_view(
         self, name: str, /, *, view_project: str | None = None, **query: Any

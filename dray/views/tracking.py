@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from dray.views.base import MetricValue, View
+from dray.views.base import MetricValue, Reason, View
 from dray.views.jobs import Cost, Goodput, JobState
 
 
@@ -190,6 +190,52 @@ class JobGroup(View):
 class JobGroupPage(View):
     items: list[JobGroup]
     next_cursor: str | None
+
+
+class ParameterImportance(View):
+    """How much a metric depends on a parameter."""
+
+    name: str
+    num_values: int
+    """Number of different values among the runs. A parameter that a run doesn't have counts as a
+    value."""
+    importance: float | None = None
+    """The share of the metric's variance that depends on the parameter, alone or together with
+    others, as far as the forest explains it. The sum over all parameters can be greater than 1.
+    Null if there is a `reason` why nothing is known."""
+    low: float | None = None
+    """Lower end of the 90% interval."""
+    high: float | None = None
+    """Upper end of the 90% interval."""
+    same_as: list[str] = []
+    """Parameters that change together with this one in all runs, so their effects can't be
+    distinguished from this parameter's."""
+
+
+class Importance(View):
+    """How much a metric depends on each parameter, estimated from runs."""
+
+    metric: str
+    num_runs: int
+    """Number of runs from which the importance is estimated."""
+    num_sampled_from: int
+    """Number of runs that could be used. If there are too many runs, `num_runs` of them are chosen
+    at random, always the same ones."""
+    left_out: dict[str, int]
+    """Number of runs that don't count, by reason: `failed`, `cancelled`, `stopped_early`,
+    `unfinished`, or `without_value` for runs whose value is missing or not finite."""
+    method: str
+    """How the importance is estimated."""
+    explained: float | None = None
+    """The share of the variance that the forest explains for runs on which it was not trained; 1
+    is a perfect prediction. The importances of a forest that explains little are imprecise."""
+    reason: Reason | None = None
+    """Why there are no importances: `too_few_runs`, `no_parameters`, `same_value`, or
+    `not_explained` if the forest explains nothing; null if there are importances."""
+    parameters: list[ParameterImportance]
+    """The parameters that vary, the most important parameter first."""
+    constant: list[str] = []
+    """Parameters with the same value in all runs."""
 
 
 class SavedView(View):

@@ -58,9 +58,10 @@ class Experiments:
 
         return await self._database.read(work)
 
-    async def get(self, name: str) -> views.ExperimentSummary:
-        """Summarise an experiment. Raises ExperimentNotFound if the experiment has no jobs."""
-        return await self._database.read(lambda session: _summary(session, name))
+    async def get(self, name: str, *, brief: bool = False) -> views.ExperimentSummary:
+        """Summarise an experiment; with `brief`, without the ranges of its metrics. Raises
+        ExperimentNotFound if the experiment has no jobs."""
+        return await self._database.read(lambda session: _summary(session, name, brief))
 
     async def change(
         self,
@@ -122,18 +123,19 @@ def _refuse_unknown(session: Session, name: str) -> None:
         raise ExperimentNotFound(f"no job belongs to the experiment {name!r}", hint=LABEL_HINT)
 
 
-def _summary(session: Session, name: str) -> views.ExperimentSummary:
+def _summary(session: Session, name: str, brief: bool) -> views.ExperimentSummary:
     _refuse_unknown(session, name)
-    newest = repository.jobs_of(session, name, MAX_SUMMARISED)
+    newest = repository.jobs_of(session, name, 1 if brief else MAX_SUMMARISED)
     states = repository.states_of(session, [name])
     (listed,) = _described(session, [(name, sum(states[name].values()), newest[0])], states)
+    summarised = [] if brief else newest
     row = repository.stored(session, name) or ExperimentRow(
         notes="", pinned=[], layout={}, revision=0
     )
     return views.ExperimentSummary(
         **dict(listed),
-        num_summarised=len(newest),
-        metrics=_ranges(metric_summaries.of_jobs(session, newest)),
+        num_summarised=len(summarised),
+        metrics=_ranges(metric_summaries.of_jobs(session, summarised)),
         notes=row.notes,
         pinned=repository.members(session, name, row.pinned),
         layout=row.layout,

@@ -50,6 +50,10 @@ def places(site: Site, server: LiveServer) -> list[tuple[str, str]]:
         ("models/digits", ".notes"),
         (f"compare?jobs={','.join(baselines)}", ".panel .plot"),
         (f"compare?sweep={ids('text=digits-sweep')[0]}", ".lines svg"),
+        (
+            f"compare?sweep={ids('text=digits-sweep')[0]}&brush=:0.01:train.optimizer.lr&sc=model.width",
+            ".dot",
+        ),
         (f"compare?jobs={','.join(baselines)}&group=name&x=samples&smooth=0.5", ".panel .plot"),
         ("jobs?sort=-val/accuracy&columns=state,val/accuracy,train.optimizer.lr", ".value"),
         ("jobs?group=experiment&sort=-val/accuracy", ".groups td"),
@@ -65,6 +69,7 @@ def places(site: Site, server: LiveServer) -> list[tuple[str, str]]:
 TABS = {
     "logs": ".line",
     "logs&wrap=1&find=step": ".line",
+    "logs&side=0,1": ".line.side",
     "ranks": ".panel .plot",
     "files": "figure img",
     "events": "tbody tr",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import random
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -282,3 +283,23 @@ def test_the_steps_of_a_range_are_those_of_a_slow_loop(tab: Watched) -> None:
         assert first <= min(inside, default=last)
         assert last >= max(inside, default=first)
         assert last - first <= len(inside) + 1
+
+
+def test_outliers_are_left_out_of_the_limits(site: Site, tab: Watched) -> None:
+    job_id = site.submit("spike", 1)
+    site.claim(job_id, "cpu-a", 1)
+    values = [5.0 if n % 2 else 6.0 for n in range(1, 101)]
+    values[40] = 1e6
+    points = [metrics(n + 1, {"a": value}, at=site.hands.now) for n, value in enumerate(values)]
+    site.hands.report(job_id, 1, [resumed(0), *points])
+    page = tab.open(f"jobs/{job_id}?keys=a")
+    found = panel(page, "a")
+    canvas = "panel => panel.querySelector('canvas').toDataURL()"
+    before = found.evaluate(canvas)
+    page.get_by_label("ignore outliers").check()
+    wait_until(lambda: found.evaluate(canvas) != before, "other limits")
+    assert "outliers=1" in page.url
+    _, content = saved(page, "a", "SVG")
+    texts = re.findall(r'text-anchor="end">([^<]*)<', content.decode())
+    assert len(texts) > 1
+    assert all(4 < float(text) < 7 for text in texts)

@@ -19,7 +19,7 @@ from functools import cache
 from service.domain.errors import InvalidSearch
 from service.domain.tracking.document_values import defaults
 from service.domain.tracking.search import is_known_name, parse_field
-from service.domain.tracking.search_tree import JobColumn, SearchField
+from service.domain.tracking.search_tree import JobColumn, MetricField, Of, SearchField
 
 MAX_COLUMNS = 100
 FACTS = ("duration", "cost", "array", "tags", "variant", "progress", "goodput", "attempt")
@@ -100,6 +100,23 @@ def parse_sort(text: str) -> Sort:
         hint = f"sort by a metric, a parameter, a label, or one of {', '.join(SORTED_BY)}"
         raise _invalid(stripped, f"jobs can't be sorted by {field.name}", "/sort", hint)
     return Sort(field, descending)
+
+
+def parse_metric(text: str) -> MetricField | Fact:
+    """Parse a metric, such as `val/loss`, `best:val/loss` or `accuracy`; or `cost` or `duration`.
+    Raises InvalidSearch for other fields."""
+    stripped = text.strip()
+    of = _OF.match(stripped)
+    name = _BARE.fullmatch(stripped[of.end() :] if of else stripped)
+    if name is not None and name[1] not in FACTS and not is_known_name(name[1]):
+        return MetricField(name[1], Of(of[1]) if of else Of.LAST)
+    field = _field(stripped, "/metric")
+    if isinstance(field, MetricField):
+        return field
+    if isinstance(field, Fact) and field.name in SORTED_BY:
+        return field
+    hint = "use a metric such as val/loss or best:val/loss, or cost or duration"
+    raise _invalid(stripped, "is not a metric", "/metric", hint)
 
 
 def _field(text: str, pointer: str) -> Field:

@@ -90,3 +90,31 @@ def test_a_dry_run_counts_the_trials(cli: Cli, document: str) -> None:
     assert "describes a sweep of 3 trials" in cli("submit", document, "--dry-run")
     cli("submit", document, "--watch", exits=Exit.USAGE)
     assert "--watch shows only a single job" in cli.err
+
+
+def test_the_importance_of_parameters_is_shown(
+    cli: Cli, server: LiveServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "many.yaml"
+    rates = [round(0.01 * n, 2) for n in range(1, 22)]
+    path.write_text(
+        DOCUMENT.format(name="importance").replace("[0.1, 0.01, 0.001]", str(rates))
+        + "max_retries: 0\n"
+    )
+    sweep_id = cli("sweep", "submit", str(path)).split()[0]
+    for n, job_id in enumerate(trial_ids(cli, sweep_id)):
+        server.hands.claim(job_id)
+        server.hands.report(job_id, 1, [metrics(5, {"val/loss": n / 10, "late": 1.0})])
+        server.hands.end(job_id, 1, Cause.SUCCEEDED if n else Cause.USER_ERROR)
+    lines = cli("sweep", "importance", "importance").splitlines()
+    assert lines[0] == "best:val/loss of 20 runs; left out: 1 failed"
+    assert lines[1].startswith("the forest explains ")
+    assert lines[2].split()[:2] == ["PARAMETER", "IMPORTANCE"]
+    assert lines[3].split()[0] == "train.optimizer.lr"
+    found = cli.json("importance", "val/loss", "--array", sweep_id)
+    assert found["parameters"][0]["name"] == "train.optimizer.lr"
+    assert found["parameters"][0]["importance"] > 0.5
+    few = cli("importance", "val/loss", "--where", "val/loss > 1.5")
+    assert "no importances: too few runs: " in few
+    same = cli("sweep", "importance", sweep_id, "--metric", "late")
+    assert "all runs have the same value of late" in same

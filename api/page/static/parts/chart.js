@@ -6,6 +6,7 @@ import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from '../
 import { curvesCsv, fileName, plotPng, plotSvg, save } from '../lib/save.js';
 import { smoothed } from '../lib/smoothing.js';
 import { placeText, shortNumber, shownRange, tickLabels, ticks } from '../lib/ticks.js';
+import { inTurn, outOfTurn } from '../lib/turns.js';
 import uPlot from '../lib/uplot.js';
 import { useMedia, useSeen } from './virtual.js';
 
@@ -13,6 +14,10 @@ const VALUES_SIZE = 50;
 const NEAR_PX = 18;
 const FADED = 0.25;
 const DASH = [7, 4];
+// Browsers draw lines of one pixel several times faster than wider lines.
+const [WIDTH, THIN] = [1.6, 1];
+const MANY = 8; // curves in one chart, from which on they are thin
+const OUTSIDE = 0.025; // of the values at each end, if outliers are ignored
 
 // The colour of the curve with this number.
 export const Swatch = ({ n }) => html`<span class=${`swatch colour-${n % NUM_COLOURS} ${n % NUM_COLOURS >= DASHED_FROM ? 'dashed' : ''}`}></span>`;
@@ -35,20 +40,37 @@ export const asNumber = (value) => (typeof value === 'number' ? value : null);
 // chart.
 export const drawn = (values) => ({ ys: values.map(asNumber), texts: values.map((value) => (typeof value === 'string' ? value : null)) });
 
-// A chart that is drawn once it comes into view, since a job may have hundreds.
-export function Chart(props) {
+// A chart that is drawn once it comes into view, since a job may have hundreds, and in turn with other charts.
+// curves: a list, or a function that returns it; of: what the function depends on.
+export function Chart({ of, ...props }) {
   const box = useRef(null);
   const seen = useSeen(box);
-  return html`<div class="chart" ref=${box}>${seen ? html`<${Plot} ...${props} />` : html`<div class="plot"></div>`}</div>`;
+  const shown = useTurn(props, of, seen);
+  const plot = useMemo(() => shown && html`<${Plot} ...${shown} curves=${typeof shown.curves === 'function' ? shown.curves() : shown.curves} />`, [shown]);
+  return html`<div class="chart" ref=${box}>${plot ?? html`<div class="plot"></div>`}</div>`;
+}
+
+// The properties with which the chart is drawn: the newest ones, once it is the chart's turn.
+function useTurn(props, of, on) {
+  const [shown, setShown] = useState({ props: null, key: null, of: null });
+  const { curves, onZoom, saver, ...plain } = props;
+  const key = JSON.stringify(plain);
+  const isNewest = shown.props && shown.key === key && (of ? of.every((one, n) => Object.is(one, shown.of?.[n])) : shown.props.curves === curves);
+  const own = useRef({});
+  useEffect(() => {
+    if (on && !isNewest) inTurn(own.current, () => setShown({ props, key, of }));
+  });
+  useEffect(() => () => outOfTurn(own.current), []);
+  return shown.props;
 }
 
 // curves: [{name, id, colour, xs, ys, texts, band: {xs, low, high}}], texts from `drawn`; `id` is the job of the
 // curve, `colour` its number, by default its position, and `dash` the lengths of its dashes, by default those
 // of the colour. marks: [{x}], drawn as dashed lines. axis: the
 // kind of x, as in ticks.js. range: [from, to] of x, or null for all; yRange: the same of y, each of them null
-// for a limit that fits. onZoom: called with [from, to] when the reader drags over a part. saver: a ref that
+// for a limit that fits; inner: whether limits that fit leave out outliers. onZoom: called with [from, to] when the reader drags over a part. saver: a ref that
 // becomes a function from `png`, `svg` or `csv`, which saves the chart.
-function Plot({ curves, marks = [], log = false, smooth = 0, kind = '', range = null, yRange = null, onZoom, axis = 'step', sync, label, title = label, saver }) {
+function Plot({ curves, marks = [], log = false, smooth = 0, kind = '', range = null, yRange = null, inner = false, onZoom, axis = 'step', sync, label, title = label, saver }) {
   const box = useRef(null);
   const plot = useRef(null);
   const newest = useRef([]);
@@ -58,9 +80,9 @@ function Plot({ curves, marks = [], log = false, smooth = 0, kind = '', range = 
   const smooths = useMemo(() => curves.map(({ xs, ys }) => (smooth ? smoothed(xs, ys, smooth, kind) : ys)), [curves, smooth, kind]);
   const data = useMemo(() => aligned(curves, smooth ? smooths : null, log), [curves, smooths, log]);
   const colours = curves.map((curve, n) => curve.colour ?? n);
-  current.current = { marks, range, yRange, onZoom, data, curves };
+  current.current = { marks, range, yRange, inner, onZoom, data, curves };
   const shape = JSON.stringify([curves.map(({ name, id, dash, band }) => [name, id, dash, Boolean(band)]), colours, log, axis, Boolean(smooth), isDark, sync]);
-  const y = JSON.stringify(yRange);
+  const y = JSON.stringify([yRange, inner]);
 
   useLayoutEffect(() => {
     const made = new uPlot(options(box.current, current, curves, colours, { log, axis, smooth, sync, setAt }), current.current.data, box.current);
@@ -68,9 +90,15 @@ function Plot({ curves, marks = [], log = false, smooth = 0, kind = '', range = 
     newest.current = [data, range, y];
     const watch = new ResizeObserver(() => made.setSize({ width: box.current.clientWidth, height: box.current.clientHeight }));
     watch.observe(box.current);
-    const unmark = pointed.subscribe((id) => mark(made, current.current.curves, smooth, id));
+    // The plot at which the reader points shows it at once.
+    const unmark = pointed.subscribe((id) => {
+      const show = () => mark(made, current.current.curves, smooth, pointed.value);
+      if (made.over.matches(':hover')) show();
+      else inTurn(made, show);
+    });
     return () => {
       unmark();
+      outOfTurn(made);
       watch.disconnect();
       made.destroy();
       plot.current = null;
@@ -151,6 +179,17 @@ function shownY(low, high, [least, most] = [null, null], log = false) {
   return bottom < top ? [bottom, top] : [from, to];
 }
 
+// The middle 95% of the values in view: [low, high]; null without values.
+function middleOf(u) {
+  const [first, last] = u.series[0].idxs ?? [0, u.data[0].length - 1];
+  const found = [];
+  for (const values of u.data.slice(1)) for (let i = first; i <= last; i += 1) if (Number.isFinite(values[i])) found.push(values[i]);
+  if (!found.length) return null;
+  const sorted = Float64Array.from(found).sort();
+  const at = (share) => sorted[Math.round(share * (sorted.length - 1))];
+  return [at(OUTSIDE), at(1 - OUTSIDE)];
+}
+
 function options(box, current, curves, colours, { log, axis, smooth, sync, setAt }) {
   const text = colour('soft');
   const line = colour('grid-line');
@@ -159,7 +198,7 @@ function options(box, current, curves, colours, { log, axis, smooth, sync, setAt
   curves.forEach((curve, n) => {
     const stroke = colour(`colour-${colours[n] % NUM_COLOURS}`);
     if (smooth) series.push({ stroke: faint(stroke, 0.3), width: 1, spanGaps: true, points: { show: false } });
-    series.push({ stroke, width: 1.6, dash: dashOf(curve, colours[n]), spanGaps: true, points: { show: (u, i) => u.data[i].filter((value) => value !== null && value !== undefined).length < 30, size: 5 } });
+    series.push({ stroke, width: curves.length > MANY ? THIN : WIDTH, dash: dashOf(curve, colours[n]), spanGaps: true, points: { show: (u, i) => u.data[i].filter((value) => value !== null && value !== undefined).length < 30, size: 5 } });
   });
   curves.forEach(({ band }, n) => {
     if (!band) return;
@@ -181,7 +220,7 @@ function options(box, current, curves, colours, { log, axis, smooth, sync, setAt
     focus: { alpha: FADED },
     scales: {
       x: { time: false, range: (u, low, high) => shownRange(axis, ...(current.current.range ?? [low, high])) },
-      y: { distr: log ? 3 : 1, range: (u, low, high) => shownY(low, high, current.current.yRange ?? undefined, log) },
+      y: { distr: log ? 3 : 1, range: (u, low, high) => shownY(...(current.current.inner ? middleOf(u) ?? [low, high] : [low, high]), current.current.yRange ?? undefined, log) },
     },
     axes: [
       {
@@ -207,8 +246,10 @@ function options(box, current, curves, colours, { log, axis, smooth, sync, setAt
       },
     ],
     cursor: {
-      sync: sync ? { key: sync } : undefined,
+      sync: sync ? { key: sync, filters: { sub: (type, other, left) => type !== 'mouseleave' && !(left < 0), pub: () => true } } : undefined,
       drag: { x: true, y: false, setScale: false },
+      // uPlot would show all of x in all plots at once; `onZoom` does it in turn.
+      bind: { dblclick: () => null },
       points: { size: 7 },
       focus: { prox: curves.some(({ id }) => id) ? NEAR_PX : -1 },
     },
@@ -228,7 +269,11 @@ function options(box, current, curves, colours, { log, axis, smooth, sync, setAt
       }],
       ready: [(u) => {
         u.over.addEventListener('dblclick', () => current.current.onZoom?.(null));
-        u.over.addEventListener('pointerleave', () => pointed.set(null));
+        u.over.addEventListener('pointerleave', () => {
+          pointed.set(null);
+          // The cursors of the other plots disappear in turn.
+          for (const other of sync ? uPlot.sync(sync).plots : []) if (other !== u) inTurn(other.over, () => other.root.isConnected && other.setCursor({ left: -10, top: -10 }, true, false));
+        });
       }],
       drawClear: [(u) => drawMarks(u, current.current.marks, text)],
     },

@@ -21,7 +21,10 @@ export function useVirtual(element, count, rowHeight, inWindow = false, offsets 
     measure();
     source.addEventListener('scroll', measure, { passive: true });
     addEventListener('resize', measure);
+    const watch = new ResizeObserver(measure);
+    watch.observe(box);
     return () => {
+      watch.disconnect();
       source.removeEventListener('scroll', measure);
       removeEventListener('resize', measure);
     };

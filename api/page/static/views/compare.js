@@ -5,16 +5,20 @@ import { get } from '../lib/api.js';
 import { AXES, placesOn } from '../lib/axes.js';
 import { coloursOf, pointed } from '../lib/colours.js';
 import { LESS, MORE } from '../lib/directions.js';
-import { bytes, duration, number, signed } from '../lib/format.js';
+import { bytes, duration, number, plural, signed, whole as wholeNumber } from '../lib/format.js';
 import { html, useEffect, useMemo, useState } from '../lib/html.js';
 import { repeat } from '../lib/live.js';
 import { LiveSeries, aggregate, detail, stepsIn } from '../lib/series.js';
 import { useStore } from '../lib/stores.js';
+import { axisOfValues, brushTexts, brushesIn, isWithin } from '../lib/run_axes.js';
 import { Swatch, asNumber, drawn } from '../parts/chart.js';
 import { Empty, Failure, Loading } from '../parts/common.js';
+import { Coordinates } from '../parts/coordinates.js';
 import { ENDED, State, Tags, costOf, goodputOf, isArrayId, isJobId, toJob, valueText } from '../parts/job_parts.js';
+import { LayoutTools, useLayout } from '../parts/layout_tools.js';
 import { ChartTools, Panel, arranged, chartOptions } from '../parts/panels.js';
 import { ColourPicker, Eye, namesOf } from '../parts/runs.js';
+import { Scatter } from '../parts/scatter.js';
 import { inOrder } from './job/curves.js';
 import { SweepView } from './sweep.js';
 
@@ -23,6 +27,9 @@ const EVERY_MS = 4000;
 // How the curves of a metric are dashed if several metrics share a chart.
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
 const NO_GROUP = 'none';
+const NO_SERIES = {};
+// The axes of the lines over parameters and metrics; the plot of two values offers all.
+const [MOST_FIELDS, MOST_METRICS] = [8, 3];
 // What jobs can be grouped by, besides labels.
 const GROUPS = { name: ({ name }) => name, experiment: ({ experiment }) => experiment, sweep: ({ array_id: id }) => id, owner: ({ owner }) => owner };
 
@@ -80,25 +87,34 @@ function useDetails(places, series, range) {
     read().catch(() => {});
     return () => controller.abort();
   }, [key]);
-  return key && found.key === key ? found.series : {};
+  return key && found.key === key ? found.series : NO_SERIES;
 }
 
 function Comparison({ params }) {
   const ids = [...new Set((params.get('jobs') || '').split(',').filter(isJobId))].slice(0, MOST);
-  const options = chartOptions(params);
+  const [experiment, setExperiment] = useState(null);
+  const saved = useLayout(experiment);
+  const options = chartOptions(params, saved.layout);
   const { found, series, whole, error } = useComparison(ids, Boolean(AXES[options.x].timed), Boolean(AXES[options.x].ofJob));
   const [chosen, setChosen] = useState({});
   const hidden = new Set((params.get('hide') || '').split(','));
   const jobs = (found?.jobs ?? []).map((job) => (job.id in chosen ? { ...job, colour: chosen[job.id] } : job));
   const places = useMemo(() => new Map(jobs.map(({ id }) => [id, placesOn(options.x, series[id], whole[id])])), [options.x, series, whole]);
   const closer = useDetails(places, series, options.range);
+  const shared = experimentOf(found?.jobs ?? []);
+  useEffect(() => { if (found) setExperiment(shared); }, [shared, Boolean(found)]);
   if (!ids.length) return html`<h1>Compare</h1><${Empty}>Choose two or more jobs in <a href="#/jobs">the list of jobs</a>.<//>`;
-  if (!found) return html`<h1>Compare</h1>${error ? html`<${Failure} error=${error} />` : html`<${Loading} />`}`;
+  if (!found || shared !== experiment || !saved.isKnown) return html`<h1>Compare</h1>${error ? html`<${Failure} error=${error} />` : html`<${Loading} />`}`;
   const { baseline } = found;
   const names = namesOf(jobs);
   const colours = coloursOf(jobs);
   const runs = jobs.map((job) => ({ ...job, title: names.get(job.id), n: colours.get(job.id) }));
-  const shown = runs.filter(({ id }) => !hidden.has(id));
+  const { valuesOf, fields, keys } = valuesIn(found);
+  const brushes = brushesIn(params);
+  const plotted = runs.map((run) => ({ ...run, values: valuesOf.get(run.id) }));
+  const axes = [...fields.slice(0, MOST_FIELDS), ...keys.slice(0, MOST_METRICS)].map((name) => axisOfValues(name, plotted.map(({ values }) => values[name]))).filter(Boolean);
+  const selected = plotted.filter(({ values }) => isWithin(values, axes, brushes));
+  const shown = selected.filter(({ id }) => !hidden.has(id));
   const metrics = inOrder(new Set(jobs.flatMap(({ id }) => Object.keys(series[id]))));
   const group = params.get('group') ?? '';
   const missing = shown.filter(({ id }) => !places.get(id));
@@ -113,6 +129,7 @@ function Comparison({ params }) {
     if (group) return grouped(shown, group, (run) => curveOf(run, key)).map((curve) => ({ ...curve, ...dash, name: named(curve.name) }));
     return shown.map((run) => ({ ...curveOf(run, key), ...dash, name: named(run.title) }));
   });
+  const look = JSON.stringify([options.x, group, shown.map(({ id, title, n }) => [id, title, n])]);
   const toggle = (id) => adjust({ hide: jobs.map((job) => job.id).filter((one) => (one === id ? !hidden.has(one) : hidden.has(one))).join(',') });
   const offered = Object.keys(AXES).filter((name) => AXES[name].timed || AXES[name].ofJob || jobs.some(({ id }) => placesOn(name, series[id])));
   return html`<section aria-labelledby="title">
@@ -121,11 +138,16 @@ function Comparison({ params }) {
       ${runs.map((job) => html`<${Run} key=${job.id} run=${job} isBaseline=${job.id === baseline} isHidden=${hidden.has(job.id)} onToggle=${() => toggle(job.id)}
         onColour=${(colour) => setChosen((was) => ({ ...was, [job.id]: colour }))} onRemove=${ids.includes(job.id) && (() => adjust({ jobs: ids.filter((id) => id !== job.id).join(',') }))} />`)}</tbody></table></div>
     <${ChartTools} options=${options} offered=${offered}><label>curves <select aria-label="Group the curves" value=${group} onChange=${(event) => adjust({ group: event.target.value })}>
-      <option value="">of each job</option>${groupings(jobs, group).map((one) => html`<option key=${one} value=${one}>mean by ${one.replace(/^label:/, 'label ')}</option>`)}</select></label><//>
+      <option value="">of each job</option>${groupings(jobs, group).map((one) => html`<option key=${one} value=${one}>mean by ${one.replace(/^label:/, 'label ')}</option>`)}</select></label>
+      ${experiment && html`<${LayoutTools} experiment=${experiment} saved=${saved} options=${options} />`}<//>
     ${group && html`<p class="soft">Each curve is the mean of the jobs that are shown, and the band is their minimum to maximum.</p>`}
     ${missing.length > 0 && html`<p class="note">No ${AXES[options.x].name} are known of ${missing.map(({ title }) => title).join(', ')}.</p>`}
-    <div class="panels">${arranged(metrics.map((key) => ({ name: key, members: [{ key, name: key }] })), options).map((panel) => html`<${Panel} key=${panel.name} panel=${panel} options=${options} metrics=${metrics} curves=${curvesOf(panel)}
+    <div class="panels">${arranged(metrics.map((key) => ({ name: key, members: [{ key, name: key }] })), options).map((panel) => html`<${Panel} key=${panel.name} panel=${panel} options=${options} metrics=${metrics} curves=${() => curvesOf(panel)} of=${[series, places, closer, look]}
         axis=${options.x || 'step'} sync="compare" label=${`${panel.name} of ${shown.length} jobs`} />`)}</div>
+    ${runs.length > 1 && axes.length > 1 && html`<h2>Parameters and metrics</h2>
+      <${Coordinates} runs=${plotted} axes=${axes} brushes=${brushes} onBrush=${(name, range) => adjust({ brush: brushTexts(new Map([...brushes, [name, range]])) }, true)} label="Jobs" />
+      ${brushes.size > 0 && html`<p role="status">${plural(selected.length, 'job')} of ${wholeNumber(runs.length)} selected; the charts show only these. <button onClick=${() => adjust({ brush: [] })}>Select all</button></p>`}
+      <${Scatter} runs=${selected} names=${[...fields, ...keys]} params=${params} defaults=${[fields[0] ?? keys[0], keys[0] ?? fields[0]]} />`}
     <${Synchronization} jobs=${runs} baseline=${baseline} sync=${found.sync} />
     <h2>Metrics</h2><p class="soft">The newest value${baseline ? ', its difference from the baseline,' : ''} and the best value or the range, with steps.</p>
     <${Table} label="Metrics of each job" jobs=${runs} baseline=${baseline} rows=${inOrderBy(found.metrics).map(rowOfMetric)} />
@@ -143,6 +165,21 @@ function Run({ run: job, isBaseline, isHidden, onToggle, onColour, onRemove }) {
     <td>${job.experiment ?? '–'}</td><td class="num">${duration(job.waited_s)}</td><td class="num">${duration(job.ran_s)}</td>
     <td class="num">${job.world_size}</td><td class="num">${goodputOf(job)}</td><td class="num">${costOf(job) ?? '–'}</td>
     <td class="num">${onRemove && html`<button class="quiet" aria-label=${`Leave out ${job.title}`} onClick=${onRemove}>×</button>`}</td></tr>`;
+}
+
+// The experiment to which all jobs belong; null if they don't belong to the same.
+const experimentOf = (jobs) => (jobs.length && jobs.every(({ experiment }) => experiment === jobs[0].experiment) ? jobs[0].experiment : null);
+
+// The values of each job: the fields in which the documents differ, and the last value of each metric. fields,
+// keys: their names.
+function valuesIn({ jobs, differences, metrics }) {
+  const fields = differences.map(({ pointer, values }) => ({ name: pointer.slice(1).replaceAll('/', '.').replaceAll('~1', '/').replaceAll('~0', '~'), values }));
+  const sorted = inOrderBy(metrics).filter(({ values }) => values.some((one) => typeof one?.last === 'number'));
+  const evaluated = [...sorted.filter(({ key }) => LESS.test(key) || MORE.test(key)), ...sorted.filter(({ key }) => !LESS.test(key) && !MORE.test(key))];
+  const valuesOf = new Map(jobs.map(({ id }, n) => [id, Object.fromEntries([
+    ...fields.map(({ name, values }) => [name, values[n]]), ...evaluated.map(({ key, values }) => [key, asNumber(values[n]?.last)]),
+  ])]));
+  return { valuesOf, fields: fields.map(({ name }) => name), keys: evaluated.map(({ key }) => key) };
 }
 
 // What these jobs can be grouped by, including `current`, which the address names.

@@ -10,6 +10,7 @@ import { useStore } from '../../lib/stores.js';
 import { drawn } from '../../parts/chart.js';
 import { Empty, Failure, Loading } from '../../parts/common.js';
 import { ENDED } from '../../parts/job_parts.js';
+import { LayoutTools, useLayout } from '../../parts/layout_tools.js';
 import { ChartTools, Panel, arranged, chartOptions } from '../../parts/panels.js';
 import { changedAt, marksOf } from './timeline.js';
 
@@ -52,7 +53,9 @@ function panelsOf(keys) {
 
 export function Curves({ job, events, attempts, checkpoints }) {
   const { params } = useStore(address);
-  const options = chartOptions(params);
+  const { experiment } = job.labels;
+  const saved = useLayout(experiment);
+  const options = chartOptions(params, saved.layout);
   const { x, range } = options;
   const withRanks = params.get('ranks') === '1';
   const only = params.get('keys') || '';
@@ -68,7 +71,7 @@ export function Curves({ job, events, attempts, checkpoints }) {
   const newest = useMemo(() => Math.max(0, ...Object.values(series ?? {}).map(({ steps }) => steps.at(-1))), [series]);
   const closer = useDetail(job.id, range && series ? stepsIn(where, range, newest) : null);
 
-  if (!series) return error ? html`<${Failure} error=${error} />` : html`<${Loading} />`;
+  if (!series || !saved.isKnown) return error ? html`<${Failure} error=${error} />` : html`<${Loading} />`;
   const words = only.toLowerCase().split(/\s+/).filter(Boolean);
   const all = Object.keys(series);
   const keys = all.filter((key) => words.every((word) => key.toLowerCase().includes(word)));
@@ -77,7 +80,8 @@ export function Curves({ job, events, attempts, checkpoints }) {
   const offered = Object.keys(AXES).filter((name) => AXES[name].timed || placesOn(name, series, job));
   return html`<${ChartTools} options=${options} offered=${offered}>
       <input type="search" aria-label="Metrics whose name contains" placeholder="metrics" value=${only} onInput=${(event) => adjust({ keys: event.target.value }, true)} />
-      ${job.world_size > 1 && html`<label><input type="checkbox" checked=${withRanks} onChange=${(event) => adjust({ ranks: event.target.checked ? '1' : '' })} /> ranks as a band</label>`}<//>
+      ${job.world_size > 1 && html`<label><input type="checkbox" checked=${withRanks} onChange=${(event) => adjust({ ranks: event.target.checked ? '1' : '' })} /> ranks as a band</label>`}
+      ${experiment && html`<${LayoutTools} experiment=${experiment} saved=${saved} options=${options} />`}<//>
     <${Failure} error=${error} />
     ${!places && html`<p class="note">The job's data has no ${AXES[x].name}: the curves are drawn by steps.</p>`}
     ${!panels.length && html`<${Empty}>${all.length ? 'No matching metrics.' : ENDED.has(job.state) ? 'The job reported no metrics.' : 'No metrics yet: they appear with the first steps.'}<//>`}

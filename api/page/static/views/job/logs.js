@@ -12,6 +12,7 @@ import { rankName } from '../../lib/topology.js';
 import { Empty, Failure, Loading } from '../../parts/common.js';
 import { useMedia, useVirtual } from '../../parts/virtual.js';
 import { keyOf, useFailureLine } from './failure_line.js';
+import { MOST_SIDES, SideLogs, sidesIn } from './side_logs.js';
 
 const LINE = 19;
 const PAGE = 5000;
@@ -24,16 +25,19 @@ const TYPING_MS = 300;
 export function Logs({ job, events }) {
   const { params } = useStore(address);
   const isNarrow = useMedia('(max-width: 46rem)');
-  const rank = params.get('rank') || '';
+  const sides = sidesIn(params, job.world_size);
+  const isSides = sides.length > 1;
+  const rank = isSides ? '' : params.get('rank') || '';
   const attempt = params.get('attempt') || '';
   const text = params.get('find') || '';
   const target = params.get('line') || '';
-  const wrap = (params.get('wrap') ?? (isNarrow ? '1' : '0')) === '1';
+  const wrap = (params.get('wrap') ?? (isNarrow || isSides ? '1' : '0')) === '1';
   const withTimes = (params.get('times') ?? (isNarrow ? '0' : '1')) === '1';
   const [alone, setAlone] = useState(false);
   const [follow, setFollow] = useState(!target);
   const { lines, dropped, complete, known, error } = useLines(job.id, rank, attempt);
-  const { hits, searched, tooMany, refusal } = useHits(job.id, text, rank, attempt);
+  const { hits: all, searched, tooMany, refusal } = useHits(job.id, text, rank, attempt);
+  const hits = isSides ? all.filter((line) => sides.includes(line.rank)) : all;
   const failure = useFailureLine(job, events);
   const [refused, setRefused] = useState(null);
   const log = { rank: rank ? Number(rank) : null, attempt: attempt ? Number(attempt) : null };
@@ -49,6 +53,7 @@ export function Logs({ job, events }) {
   const { first, last, above, below } = useVirtual(box, shown.length, LINE, false, offsets);
   const [marked, setMarked] = useState(target);
   const [missing, setMissing] = useState(false);
+  const [numShown, setNumShown] = useState(0);
   const at = hits.findIndex((one) => keyOf(one) === marked);
   const show = (key) => {
     setMarked(key);
@@ -56,6 +61,8 @@ export function Logs({ job, events }) {
     setMissing(index === undefined);
     if (index === undefined) return;
     setFollow(false);
+    setNumShown((n) => n + 1);
+    if (isSides) return;
     box.current.scrollTop = (offsets ? offsets[index] : index * LINE) - box.current.clientHeight / 2;
   };
   useEffect(() => {
@@ -77,18 +84,22 @@ export function Logs({ job, events }) {
     const { scrollTop, scrollHeight, clientHeight } = event.currentTarget;
     if (follow && scrollHeight - scrollTop - clientHeight > 3 * LINE) setFollow(false);
   };
+  const showSides = (ranks) => adjust(ranks.length > 1 ? { side: ranks.join(), rank: '' } : { side: '', rank: String(ranks[0]) });
+  const sidesNow = isSides ? sides : [rank ? Number(rank) : 0];
   const ranks = Array.from({ length: job.world_size }, (_, n) => n);
   const attempts = Array.from({ length: job.attempt }, (_, n) => n + 1);
   const found = `${tooMany ? 'more than ' : ''}${plural(hits.length, 'hit')}`;
   return html`<div class="toolbar">
-      <select aria-label="Rank" value=${rank} onChange=${(event) => adjust({ rank: event.target.value })}><option value="">all ranks</option>${ranks.map((n) => html`<option key=${n} value=${n}>${rankName(job.spec, n)}</option>`)}</select>
+      <select aria-label="Rank" value=${rank} onChange=${(event) => adjust({ rank: event.target.value, side: '' })}><option value="">${isSides ? 'several ranks' : 'all ranks'}</option>${ranks.map((n) => html`<option key=${n} value=${n}>${rankName(job.spec, n)}</option>`)}</select>
+      ${job.world_size > 1 && sides.length < MOST_SIDES && html`<select aria-label="Add a rank side by side" value="" onChange=${(event) => event.target.value && showSides([...sidesNow, Number(event.target.value)])}><option value="">side by side with …</option>${ranks.filter((n) => !sidesNow.includes(n)).map((n) => html`<option key=${n} value=${n}>${rankName(job.spec, n)}</option>`)}</select>`}
+      ${isSides && html`<button onClick=${() => adjust({ side: '' })}>All ranks in one column</button>`}
       <select aria-label="Attempt" value=${attempt} onChange=${(event) => adjust({ attempt: event.target.value })}><option value="">all attempts</option>${attempts.map((n) => html`<option key=${n} value=${n}>attempt ${n}</option>`)}</select>
       <input type="search" placeholder="search" maxlength="1000" aria-label="Search the log; Enter goes to the next match" value=${text} onInput=${(event) => adjust({ find: event.target.value }, true)}
         onKeyDown=${(event) => event.key === 'Enter' && jump(event.shiftKey ? -1 : 1)} />
       ${text && html`<span role="status" class="soft">${hits.length ? `${at >= 0 ? `${number(at + 1)} of ` : ''}${found}` : searched ? 'no hit' : ''}${searched ? '' : ' searching …'}</span>
         <button aria-label="Previous hit" onClick=${() => jump(-1)}>↑</button><button aria-label="Next hit" onClick=${() => jump(1)}>↓</button>
         <label><input type="checkbox" checked=${alone} onChange=${(event) => setAlone(event.target.checked)} /> only hits</label>`}
-      ${failure?.line && html`<button class="danger" onClick=${() => (places.has(keyOf(failure.line)) ? show(keyOf(failure.line)) : adjust({ rank: '', attempt: '', line: keyOf(failure.line) }))}>Go to the error</button>`}
+      ${failure?.line && html`<button class="danger" onClick=${() => (places.has(keyOf(failure.line)) && (!isSides || sides.includes(failure.line.rank)) ? show(keyOf(failure.line)) : adjust({ rank: '', side: '', attempt: '', line: keyOf(failure.line) }))}>Go to the error</button>`}
       <label><input type="checkbox" checked=${follow} onChange=${(event) => setFollow(event.target.checked)} /> follow</label>
       <label><input type="checkbox" checked=${wrap} onChange=${(event) => adjust({ wrap: event.target.checked ? '1' : '0' })} /> wrap</label>
       <label><input type="checkbox" checked=${withTimes} onChange=${(event) => adjust({ times: event.target.checked ? '1' : '0' })} /> times</label>
@@ -98,7 +109,9 @@ export function Logs({ job, events }) {
     <${Failure} error=${error ?? refusal ?? refused} />
     ${missing && html`<p class="note" role="status">This line is not among the lines shown here: it has been drawn over, or it belongs to another rank or attempt, or to the part that is not loaded. “Only hits” shows each line that was found.</p>`}
     ${dropped > 0 && html`<p class="note">The first ${plural(dropped, 'line')} are not shown; the search and the download have all lines.</p>`}
-    <div class=${wrap ? 'log wraps' : 'log'} ref=${box} tabindex="0" role="log" aria-label="Output" aria-live="off" onScroll=${scrolled}>
+    ${isSides && known && lines.length > 0 && html`<${SideLogs} isNarrow=${isNarrow} spec=${job.spec} lines=${shown} ranks=${sides} wrap=${wrap} withTimes=${withTimes} follow=${follow} onLeave=${() => setFollow(false)}
+      shown=${{ key: marked, n: numShown }} onRemove=${(one) => showSides(sides.filter((other) => other !== one))} cut=${cut} />`}
+    <div class=${wrap ? 'log wraps' : 'log'} hidden=${isSides && known && lines.length > 0} ref=${box} tabindex="0" role="log" aria-label="Output" aria-live="off" onScroll=${scrolled}>
       <span class="probe" ref=${probe} aria-hidden="true">${'0'.repeat(100)}</span>
       ${!known && !error && html`<${Loading} />`}
       ${known && !lines.length && html`<${Empty}>${complete ? 'There is no output.' : 'No output yet.'}<//>`}

@@ -1,0 +1,1 @@
+"""The importance of parameters for a metric, estimated in a separate process."""
