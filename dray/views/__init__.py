@@ -24,5 +24,6 @@ from dray.views.registry import *
 from dray.views.reports import *
 from dray.views.reservations import *
 from dray.views.schedules import *
+from dray.views.sign_in import *
 from dray.views.tracking import *
 from dray.views.webhooks import *

@@ -1,0 +1,306 @@
+"""Staying signed in, and what pages of other origins can do to a browser that is signed in."""
+
+from __future__ import annotations
+
+import re
+import threading
+import unicodedata
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from api.page.static_files import load
+from dray.input.invisible import is_invisible
+from tests.marks import IN_BROWSER, SOAK
+from tests.page.conftest import TOKEN, Watched
+from tests.page.site import Site
+from tests.unit.api.serving import DEADLINE_S, LiveServer, wait_until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, Page
+
+pytestmark = IN_BROWSER
+
+ATTACKS = """async ([base, job, artifact]) => {
+    const seen = [];
+    const tried = [];
+    const attempt = (name, work) => tried.push(work().then((found) => {
+        if (found) seen.push(`${name}: ${String(found).slice(0, 80)}`);
+    }, () => {}));
+    const urls = ['v1/jobs', `v1/jobs/${job}`, `v1/jobs/${job}/artifacts/${artifact}`,
+        `v1/jobs/${job}/logs/text`, 'metrics'].map((path) => base + path);
+    const loaded = (tag, attribute, url) => new Promise((resolve, reject) => {
+        const element = document.createElement(tag);
+        element.onload = () => resolve(tag);
+        element.onerror = reject;
+        element[attribute] = url;
+        document.body.append(element);
+    });
+    for (const url of urls) {
+        for (const mode of ['cors', 'no-cors'])
+            attempt(`fetch ${mode} ${url}`, async () => (await fetch(url, { mode, credentials: 'include' })).text());
+        attempt(`img ${url}`, () => loaded('img', 'src', url));
+        attempt(`script ${url}`, () => loaded('script', 'src', url));
+        attempt(`stylesheet ${url}`, () => new Promise((resolve, reject) => {
+            const sheet = Object.assign(document.createElement('link'),
+                { rel: 'stylesheet', href: url, onload: () => resolve('link'), onerror: reject });
+            document.head.append(sheet);
+        }));
+        const frame = Object.assign(document.createElement('iframe'), { src: url });
+        document.body.append(frame);
+        attempt(`frame ${url}`, () => new Promise((resolve) => {
+            frame.onload = () => { try { resolve(frame.contentDocument.body.innerText); } catch { resolve(null); } };
+        }));
+    }
+    attempt('events', () => new Promise((resolve, reject) => {
+        const source = new EventSource(`${base}v1/jobs/${job}/events`, { withCredentials: true });
+        source.onopen = () => resolve('open');
+        source.onmessage = (message) => resolve(message.data);
+        source.onerror = () => { source.close(); reject(); };
+    }));
+    const writes = [['POST', 'v1/jobs', '{"recipe": "image_classification"}'],
+        ['POST', `v1/jobs/${job}/cancel`, ''], ['DELETE', `v1/jobs/${job}`, ''],
+        ['POST', `v1/jobs/${job}/downloads`, '{"log": {}}'], ['DELETE', 'session', '']];
+    for (const [method, path, body] of writes) {
+        for (const type of ['text/plain', 'application/json']) {
+            for (const headers of [{}, { 'X-Dray-Write-Key': 'x' }])
+                attempt(`${method} ${path}`, async () => (await fetch(base + path,
+                    { method, body, credentials: 'include', headers: { 'Content-Type': type, ...headers } })).text());
+        }
+        attempt(`no-cors ${method} ${path}`, async () =>
+            (await fetch(base + path, { method, body, mode: 'no-cors', credentials: 'include' })).text());
+        navigator.sendBeacon(base + path, body);
+        if (method !== 'POST') continue;
+        const target = Object.assign(document.createElement('iframe'), { name: `target ${path}` });
+        const form = Object.assign(document.createElement('form'),
+            { method, action: base + path, target: target.name, enctype: 'text/plain' });
+        form.append(Object.assign(document.createElement('input'), { name: body.slice(0, -1), value: '}' }));
+        document.body.append(target, form);
+        attempt(`form ${path}`, () => new Promise((resolve) => { target.onload = () => resolve(null); form.submit(); }));
+    }
+    await Promise.race([Promise.allSettled(tried), new Promise((resolve) => setTimeout(resolve, 10000))]);
+    return seen;
+}"""
+"""Everything that a page can do to another origin. Returns what the page could read."""
+
+
+class Foreign(BaseHTTPRequestHandler):
+    """A page on another port, which records the cookies that it receives."""
+
+    def do_GET(self) -> None:
+        body = b"<!doctype html><body><a id=link>a link</a></body>"
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def foreign_port() -> Iterator[int]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Foreign)
+    thread = threading.Thread(target=server.serve_forever, name="foreign", daemon=True)
+    thread.start()
+    yield server.server_address[1]
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def job_id(site: Site) -> str:
+    job_id = site.submit("signed-in", 1)
+    site.claim(job_id, "cpu-a", 1)
+    site.hands.report(job_id, 1, [site.artifact(job_id, 1, "notes.txt", b"hello\n" * 50)])
+    return job_id
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    context.set_default_timeout(DEADLINE_S * 1000)
+    yield context
+    context.close()
+
+
+def sign_in(page: Page, server: LiveServer, *, stay: bool = True) -> None:
+    page.goto(server.url)
+    page.get_by_role("heading", name="Sign in").wait_for()
+    box = page.get_by_label("Stay signed in on this browser")
+    assert not box.is_checked()
+    box.set_checked(stay)
+    page.get_by_label("Token").fill(TOKEN)
+    page.keyboard.press("Enter")
+    page.get_by_text("signed-in").first.wait_for()
+
+
+def artifact_of(server: LiveServer, job_id: str) -> str:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    answer = server.ask("GET", f"/v1/jobs/{job_id}/artifacts", headers=headers)
+    found: str = answer.json()["items"][0]["id"]
+    return found
+
+
+def test_by_choice_all_tabs_are_signed_in_until_one_signs_out(
+    context: BrowserContext, server: LiveServer, site: Site, job_id: str
+) -> None:
+    waiting = site.submit("waits-signed-in", 1)
+    first = context.new_page()
+    watched = Watched(first, server, statuses={401})
+    sign_in(first, server)
+    (cookie,) = context.cookies()
+    assert (cookie["httpOnly"], cookie["sameSite"], cookie["path"]) == (True, "Strict", "/")
+    held = first.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie])")
+    assert TOKEN not in held
+    assert cookie["value"] not in held
+    assert TOKEN not in cookie["value"]
+
+    second = context.new_page()
+    also_watched = Watched(second, server, statuses={401})
+    second.goto(f"{server.url}/#/jobs/{waiting}")
+    second.get_by_role("button", name="Hold").click()
+    second.get_by_role("button", name="Release").wait_for()
+    second.goto(f"{server.url}/#/jobs/{job_id}?tab=files")
+    with second.expect_download() as download:
+        second.get_by_role("link", name="notes.txt").click()
+    assert Path(download.value.path()).read_bytes() == b"hello\n" * 50
+    assert "/v1/jobs/" in download.value.url
+
+    first.get_by_role("button", name="Sign out").click()
+    for page in (first, second):
+        page.get_by_role("heading", name="Sign in").wait_for()
+    assert first.evaluate("localStorage.length + sessionStorage.length") == 0
+    assert context.cookies() == []
+    with_copy = {"Cookie": f"{cookie['name']}={cookie['value']}"}
+    assert server.ask("GET", "/v1/jobs", headers=with_copy).status_code == 401
+    assert not watched.wrong
+    assert not also_watched.wrong
+
+
+def test_without_the_choice_another_tab_asks_again(
+    context: BrowserContext, server: LiveServer, job_id: str
+) -> None:
+    sign_in(context.new_page(), server, stay=False)
+    assert context.cookies() == []
+    other = context.new_page()
+    other.goto(server.url)
+    other.get_by_role("heading", name="Sign in").wait_for()
+
+
+def test_a_wrong_token_and_one_with_an_invisible_character_are_named(
+    context: BrowserContext, server: LiveServer
+) -> None:
+    page = context.new_page()
+    page.goto(server.url)
+    page.get_by_role("heading", name="Sign in").wait_for()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    for stay in (False, True):
+        page.get_by_label("Stay signed in on this browser").set_checked(stay)
+        page.get_by_label("Token").fill(f"{TOKEN[:4]}\u200b{TOKEN[4:]}")
+        page.keyboard.press("Enter")
+        page.get_by_text("an invisible character (U+200B) at position 5").wait_for()
+        assert asked == []
+    page.get_by_label("Token").fill("wrong")
+    page.keyboard.press("Enter")
+    page.get_by_text("does not know the token").wait_for()
+    assert context.cookies() == []
+
+
+def test_the_page_and_the_server_agree_on_what_is_invisible(tab: Watched) -> None:
+    page = tab.open()
+    place = f"/page/{load().version}/lib/credentials.js"
+    assigned = [
+        code
+        for code in range(0x3FFFF)
+        if unicodedata.category(chr(code)) not in ("Cn", "Cs")  # newer Unicode has assigned more
+    ]
+    found = page.evaluate(
+        f"""async (codes) => {{
+            const {{ invisibleIn }} = await import('{place}');
+            return codes.filter((code) => invisibleIn(String.fromCodePoint(code)));
+        }}""",
+        assigned,
+    )
+    assert found == [code for code in assigned if is_invisible(chr(code))]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_page_of_another_origin_neither_reads_nor_writes(
+    context: BrowserContext,
+    server: LiveServer,
+    site: Site,
+    job_id: str,
+    foreign_port: int,
+    host: str,
+) -> None:
+    """Another port of the same host is of the same site; `localhost` is another site."""
+    own = context.new_page()
+    sign_in(own, server)
+    victim = site.submit("victim", 1)
+    page = context.new_page()
+    answered: list[tuple[int, str, str]] = []
+    page.on(
+        "response",
+        lambda answer: answered.append((answer.status, answer.request.method, answer.url)),
+    )
+    page.goto(f"http://{host}:{foreign_port}/")
+    base = f"{server.url}/"
+    before = server.ask("GET", "/v1/jobs?limit=500", headers={"Authorization": f"Bearer {TOKEN}"})
+    read = page.evaluate(ATTACKS, [base, victim, artifact_of(server, job_id)])
+    assert read == []
+    calls = [(status, method, url) for status, method, url in answered if url.startswith(base)]
+    assert len(calls) > 10
+    assert [call for call in calls if call[0] < 400] == []
+    after = server.ask("GET", "/v1/jobs?limit=500", headers={"Authorization": f"Bearer {TOKEN}"})
+    assert [job["id"] for job in after.json()["items"]] == [
+        job["id"] for job in before.json()["items"]
+    ]
+    assert server.state_of(victim) == "QUEUED"
+    own.reload()
+    own.get_by_text("signed-in").first.wait_for()
+
+
+def test_a_link_on_another_site_leads_to_a_reader_who_is_signed_in(
+    context: BrowserContext, server: LiveServer, job_id: str, foreign_port: int
+) -> None:
+    sign_in(context.new_page(), server)
+    page = context.new_page()
+
+    def follow(address: str) -> None:
+        page.goto(f"http://localhost:{foreign_port}/")
+        page.evaluate("(to) => { document.getElementById('link').href = to; }", address)
+        page.get_by_text("a link").click()
+
+    follow(f"{server.url}/#/jobs/{job_id}")
+    page.get_by_role("heading", name=re.compile("signed-in")).wait_for()
+    follow(f"{server.url}/docs")
+    page.get_by_role("heading", name="dray").first.wait_for()
+    follow(f"{server.url}/v1/jobs/{job_id}/artifacts/{artifact_of(server, job_id)}")
+    page.get_by_role("heading", name="Sign in to open this address").wait_for()
+    with page.expect_download() as download:
+        page.get_by_role("link", name="open the address").click()
+    assert download.value.suggested_filename == "notes.txt"
+    page.get_by_role("link", name="sign in", exact=True).click()
+    page.get_by_text("signed-in").first.wait_for()
+
+
+@SOAK
+def test_the_reader_learns_that_the_server_could_not_be_reached(
+    context: BrowserContext, server: LiveServer, job_id: str
+) -> None:
+    page = context.new_page()
+    sign_in(page, server)
+    page.route("**/session", lambda route: route.abort())
+    page.get_by_role("button", name="Sign out").click()
+    page.get_by_text("You are still signed in").wait_for()
+    page.unroute("**/session")
+    page.get_by_role("button", name="Sign out").click()
+    page.get_by_role("heading", name="Sign in").wait_for()
+    wait_until(lambda: context.cookies() == [], "the cookie to be deleted")
