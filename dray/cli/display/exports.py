@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,16 +28,26 @@ def column_names(columns: str) -> list[str]:
     return list(dict.fromkeys(piece.strip() for piece in pieces))
 
 
+def _column_of_ids(names: Collection[str]) -> str:
+    """Return the name of the column of job ids: `job`, or a longer one if a chosen column, such as
+    a parameter, has this name."""
+    name = "job"
+    while name in names:
+        name += "_id"
+    return name
+
+
 def write_csv(jobs: Iterator[Job], columns: str) -> None:
     """Write a line for each job. A list or an object is written as JSON."""
     names: list[str] | None = None
     for job in jobs:
         if names is None:
             names = list(job.values)
-            write_csv_row(("job", *names))
+            write_csv_row((_column_of_ids(names), *names))
         write_csv_row((job.id, *(_plain(job.values[name]) for name in names)))
     if names is None:
-        write_csv_row(("job", *column_names(columns)))
+        names = column_names(columns)
+        write_csv_row((_column_of_ids(names), *names))
 
 
 def write_parquet(jobs: Sequence[Job], path: Path) -> None:
@@ -49,8 +59,8 @@ def write_parquet(jobs: Sequence[Job], path: Path) -> None:
     except ModuleNotFoundError:
         message = "writing Parquet requires pyarrow: pip install pyarrow, or use --csv"
         raise typer.BadParameter(message, param_hint="--parquet") from None
-    columns = {"job": [job.id for job in jobs]}
-    columns |= {name: _of_one_type(values) for name, values in frames.of_values(jobs).items()}
+    chosen = {name: _of_one_type(values) for name, values in frames.of_values(jobs).items()}
+    columns = {_column_of_ids(chosen): [job.id for job in jobs], **chosen}
     try:
         parquet.write_table(pyarrow.table(columns), path)
     except OSError as error:

@@ -192,7 +192,8 @@ function Export({ query, names }) {
   const [state, setState] = useState(null);
   const write = async () => {
     const [{ csvOf, save }, api] = await Promise.all([import('../lib/save.js'), names.filter((name) => name !== 'progress' && name !== 'loss' && name !== 'goodput')]);
-    const rows = [['id', 'name', 'variant', ...api]];
+    // A parameter can have the name of one of the first columns.
+    const rows = [[...['id', 'name', 'variant'].map((one) => (api.includes(one) ? `job ${one}` : one)), ...api]];
     setState({ count: 0 });
     try {
       const known = new Set();
