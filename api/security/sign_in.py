@@ -20,6 +20,7 @@ from api.security.cookies import (
     set_cookie,
     uses_tls,
 )
+from service.domain.errors import DatabaseUnavailable
 from service.tracking.browser_sessions import BrowserSession, BrowserSessions, NewSession
 
 _AGAIN = "sign in again on the web page"
@@ -45,10 +46,11 @@ class SignIn:
         return owner
 
     async def knows(self, request: Request) -> bool:
-        """Whether the request still passes the checks of `caller`."""
+        """Whether the request still passes the checks of `caller`. False if the database, which
+        knows the browsers, does not respond."""
         try:
             await self.caller(request)
-        except Refused:
+        except (Refused, DatabaseUnavailable):
             return False
         return True
 

@@ -346,7 +346,12 @@ def test_events_and_the_cluster_name_jobs_too(site: Site, tab: Watched) -> None:
         route.fulfill(response=answer, json=answer.json() | {"reason": reason, "start": None})
 
     def happened(route: Route) -> None:
-        event = {"seq": 1, "time": "2026-11-30T08:00:00Z", "type": "state", "message": f"after {first}"}
+        event = {
+            "seq": 1,
+            "time": "2026-11-30T08:00:00Z",
+            "type": "state",
+            "message": f"after {first}",
+        }
         body = f"event: state\nid: 1\ndata: {json.dumps(event)}\n\n"
         route.fulfill(body=body, content_type="text/event-stream")
 

@@ -17,74 +17,15 @@ from dray.input.invisible import is_invisible
 from tests.marks import IN_BROWSER, SOAK
 from tests.page.conftest import TOKEN, Watched
 from tests.page.site import Site
+from tests.page.test_accessibility import violations
 from tests.unit.api.serving import DEADLINE_S, LiveServer, wait_until
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, Page
+    from playwright.sync_api import Browser, BrowserContext, ColorScheme, Page, Request
 
 pytestmark = IN_BROWSER
 
-ATTACKS = """async ([base, job, artifact]) => {
-    const seen = [];
-    const tried = [];
-    const attempt = (name, work) => tried.push(work().then((found) => {
-        if (found) seen.push(`${name}: ${String(found).slice(0, 80)}`);
-    }, () => {}));
-    const urls = ['v1/jobs', `v1/jobs/${job}`, `v1/jobs/${job}/artifacts/${artifact}`,
-        `v1/jobs/${job}/logs/text`, 'metrics'].map((path) => base + path);
-    const loaded = (tag, attribute, url) => new Promise((resolve, reject) => {
-        const element = document.createElement(tag);
-        element.onload = () => resolve(tag);
-        element.onerror = reject;
-        element[attribute] = url;
-        document.body.append(element);
-    });
-    for (const url of urls) {
-        for (const mode of ['cors', 'no-cors'])
-            attempt(`fetch ${mode} ${url}`, async () => (await fetch(url, { mode, credentials: 'include' })).text());
-        attempt(`img ${url}`, () => loaded('img', 'src', url));
-        attempt(`script ${url}`, () => loaded('script', 'src', url));
-        attempt(`stylesheet ${url}`, () => new Promise((resolve, reject) => {
-            const sheet = Object.assign(document.createElement('link'),
-                { rel: 'stylesheet', href: url, onload: () => resolve('link'), onerror: reject });
-            document.head.append(sheet);
-        }));
-        const frame = Object.assign(document.createElement('iframe'), { src: url });
-        document.body.append(frame);
-        attempt(`frame ${url}`, () => new Promise((resolve) => {
-            frame.onload = () => { try { resolve(frame.contentDocument.body.innerText); } catch { resolve(null); } };
-        }));
-    }
-    attempt('events', () => new Promise((resolve, reject) => {
-        const source = new EventSource(`${base}v1/jobs/${job}/events`, { withCredentials: true });
-        source.onopen = () => resolve('open');
-        source.onmessage = (message) => resolve(message.data);
-        source.onerror = () => { source.close(); reject(); };
-    }));
-    const writes = [['POST', 'v1/jobs', '{"recipe": "image_classification"}'],
-        ['POST', `v1/jobs/${job}/cancel`, ''], ['DELETE', `v1/jobs/${job}`, ''],
-        ['POST', `v1/jobs/${job}/downloads`, '{"log": {}}'], ['DELETE', 'session', '']];
-    for (const [method, path, body] of writes) {
-        for (const type of ['text/plain', 'application/json']) {
-            for (const headers of [{}, { 'X-Dray-Write-Key': 'x' }])
-                attempt(`${method} ${path}`, async () => (await fetch(base + path,
-                    { method, body, credentials: 'include', headers: { 'Content-Type': type, ...headers } })).text());
-        }
-        attempt(`no-cors ${method} ${path}`, async () =>
-            (await fetch(base + path, { method, body, mode: 'no-cors', credentials: 'include' })).text());
-        navigator.sendBeacon(base + path, body);
-        if (method !== 'POST') continue;
-        const target = Object.assign(document.createElement('iframe'), { name: `target ${path}` });
-        const form = Object.assign(document.createElement('form'),
-            { method, action: base + path, target: target.name, enctype: 'text/plain' });
-        form.append(Object.assign(document.createElement('input'), { name: body.slice(0, -1), value: '}' }));
-        document.body.append(target, form);
-        attempt(`form ${path}`, () => new Promise((resolve) => { target.onload = () => resolve(null); form.submit(); }));
-    }
-    await Promise.race([Promise.allSettled(tried), new Promise((resolve) => setTimeout(resolve, 10000))]);
-    return seen;
-}"""
-"""Everything that a page can do to another origin. Returns what the page could read."""
+ATTACKS = Path(__file__).with_name("foreign_page.js").read_text().partition("\n")[2]
 
 
 class Foreign(BaseHTTPRequestHandler):
@@ -156,7 +97,9 @@ def test_by_choice_all_tabs_are_signed_in_until_one_signs_out(
     sign_in(first, server)
     (cookie,) = context.cookies()
     assert (cookie["httpOnly"], cookie["sameSite"], cookie["path"]) == (True, "Strict", "/")
-    held = first.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie])")
+    held = first.evaluate(
+        "JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie])"
+    )
     assert TOKEN not in held
     assert cookie["value"] not in held
     assert TOKEN not in cookie["value"]
@@ -245,7 +188,9 @@ def test_a_page_of_another_origin_neither_reads_nor_writes(
     sign_in(own, server)
     victim = site.submit("victim", 1)
     page = context.new_page()
+    asked: list[Request] = []
     answered: list[tuple[int, str, str]] = []
+    page.on("request", asked.append)
     page.on(
         "response",
         lambda answer: answered.append((answer.status, answer.request.method, answer.url)),
@@ -253,10 +198,13 @@ def test_a_page_of_another_origin_neither_reads_nor_writes(
     page.goto(f"http://{host}:{foreign_port}/")
     base = f"{server.url}/"
     before = server.ask("GET", "/v1/jobs?limit=500", headers={"Authorization": f"Bearer {TOKEN}"})
-    read = page.evaluate(ATTACKS, [base, victim, artifact_of(server, job_id)])
+    artifact = f"v1/jobs/{job_id}/artifacts/{artifact_of(server, job_id)}"
+    read = page.evaluate(ATTACKS, [base, victim, artifact])
     assert read == []
     calls = [(status, method, url) for status, method, url in answered if url.startswith(base)]
     assert len(calls) > 10
+    sent = [one for one in asked if "cookie" in one.all_headers() and one.url.startswith(base)]
+    assert bool(sent) is (host == "127.0.0.1"), "only pages of the same site send the cookie"
     assert [call for call in calls if call[0] < 400] == []
     after = server.ask("GET", "/v1/jobs?limit=500", headers={"Authorization": f"Bearer {TOKEN}"})
     assert [job["id"] for job in after.json()["items"]] == [
@@ -289,6 +237,29 @@ def test_a_link_on_another_site_leads_to_a_reader_who_is_signed_in(
     assert download.value.suggested_filename == "notes.txt"
     page.get_by_role("link", name="sign in", exact=True).click()
     page.get_by_text("signed-in").first.wait_for()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_form_is_accessible_also_on_a_phone(
+    browser: Browser, server: LiveServer, scheme: ColorScheme
+) -> None:
+    context = browser.new_context(viewport={"width": 390, "height": 800}, color_scheme=scheme)
+    context.set_default_timeout(DEADLINE_S * 1000)
+    page = context.new_page()
+    page.goto(server.url)
+    page.get_by_role("heading", name="Sign in").wait_for()
+    assert violations(page, []) == []
+    page.get_by_label("Token").focus()
+    page.keyboard.type("\u200b")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Space")
+    assert page.get_by_label("Stay signed in on this browser").is_checked()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.get_by_role("alert").filter(has_text="U+200B").wait_for()
+    assert violations(page, []) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    context.close()
 
 
 @SOAK

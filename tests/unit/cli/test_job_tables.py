@@ -124,7 +124,7 @@ def test_a_parameter_named_like_the_column_of_ids_loses_nothing(
     parameters = {"job": 3, "job_id": "b", "name": 5, "id": 7}
     script = {"entrypoint": "train.py", "args": [], "parameters": parameters}
     job_id = server.submit(name="same-names", recipe=None, script=script)
-    columns = "job,name,job_id,script.parameters.name,script.parameters.id"
+    columns = "job,name,job_id,parameters.name,parameters.id"
     options = ("ls", "--name", "same-names", "--columns", columns)
     values: list[object] = [job_id, 3, "same-names", "b", 5, 7]
     expected = ["job_id_id", *columns.split(",")]

@@ -41,8 +41,11 @@ export function JobLink({ job, style, children }) {
 // What distinguishes the job from others of its array or sweep: `#3 lr 0.01, width 32`.
 export const Variant = ({ job }) => job.variant && html`<span class="variant" title=${job.variant}>${job.variant}</span>`;
 
+// Links within a text must differ from it in more than the colour.
+export const IN_TEXT = { textDecoration: 'underline' };
+
 // A sentence of the server, with the names of the jobs whose ids it contains.
-export const Message = ({ text }) => text.split(/\b(job-[0-9a-z]{26})\b/).map((part, n) => (n % 2 ? html`<${NamedJob} key=${n} id=${part} />` : part));
+export const Message = ({ text }) => text.split(/\b(job-[0-9a-z]{26})\b/).map((part, n) => (n % 2 ? html`<${NamedJob} key=${n} id=${part} style=${IN_TEXT} />` : part));
 
 // The jobs that sentences have named, by id. Names of jobs don't change.
 const named = new Map();

@@ -6,7 +6,7 @@ import { get } from '../lib/api.js';
 import { html, useEffect, useState } from '../lib/html.js';
 import { repeat, useNow, usePoll } from '../lib/live.js';
 import { Empty, Failure, Loading } from '../parts/common.js';
-import { Message, NamedJob, RayLink, State, gpuOf, nameOf, toJob } from '../parts/job_parts.js';
+import { IN_TEXT, Message, NamedJob, RayLink, State, gpuOf, nameOf, toJob } from '../parts/job_parts.js';
 import { GPU_USES, SAMPLED_MS } from '../parts/uses.js';
 
 const MOST_SLOTS = 64;
@@ -74,7 +74,7 @@ function Node({ node, jobs, spread, now, dashboard }) {
     ${!out && Object.entries(resources).filter(([name]) => useful(name)).map(([name, total]) => html`<div key=${name} class="resource"><span class="soft">${name}</span>
       <span class="meter"><span style=${{ width: `${Math.min(100, (100 * (held[name] ?? 0)) / total)}%` }}></span></span><span class="num">${amount(name, held[name] ?? 0)} / ${amount(name, total)}</span></div>`)}
     ${node.reason && html`<p class="note">${node.reason}</p>`}
-    ${quarantined.map((one) => html`<p key=${one.since + one.job_id} class="note">${plural(one.slots, 'slot')} in quarantine for ${duration((now - new Date(one.since)) / 1000)}: ${one.reason} (<${NamedJob} id=${one.job_id} />)</p>`)}
+    ${quarantined.map((one) => html`<p key=${one.since + one.job_id} class="note">${plural(one.slots, 'slot')} in quarantine for ${duration((now - new Date(one.since)) / 1000)}: ${one.reason} (<${NamedJob} id=${one.job_id} style=${IN_TEXT} />)</p>`)}
     ${node.withheld.map((one) => html`<p key=${one.gpu + one.code} class="note">No new work since <span title=${exactly(one.since)}>${clock(one.since)}</span>: ${one.reason}</p>`)}
     ${node.check && html`<${Check} ...${node.check} />`}
     ${node.reservations.map((one) => html`<p key=${one.name} class="reserved">${one.maintenance ? 'Maintenance' : html`Reserved for ${whoseOf(one)}`}: <strong>${one.name}</strong>,${' '}

@@ -9,15 +9,13 @@ import { markdown } from '../lib/markdown.js';
 import { withoutDefaults } from '../lib/schema.js';
 import { useStore } from '../lib/stores.js';
 import { Copy, Empty, Fact, Failure, Loading } from '../parts/common.js';
-import { NamedJob, toJob } from '../parts/job_parts.js';
+import { IN_TEXT, NamedJob, toJob } from '../parts/job_parts.js';
 import { Aliases } from './models/aliases.js';
 
 const EVERY_MS = 10000;
 const PAGE = 50;
 // The draft of the view that submits jobs.
 const DRAFT = 'dray.draft';
-// Links within a text must differ from it in more than the colour.
-const IN_TEXT = { textDecoration: 'underline' };
 
 const pathOf = (name) => `v1/models/${encodeURIComponent(name)}`;
 const Time = ({ at }) => html`<span title=${exactly(at)}>${clock(at)}</span>`;

@@ -117,9 +117,9 @@ def test_the_cookie_is_of_this_host_and_folder_alone(server: LiveServer) -> None
         ({"Origin": "https://dray.example.org", "Sec-Fetch-Site": "same-origin"}, "; Secure"),
     ):
         answer = server.ask("POST", "/session", headers=bearer("a") | headers)
-        assert re.fullmatch(rf"dray-\w{{12}}=[\w-]{{43}}; {ATTRIBUTES}{more}", (
-            answer.headers["set-cookie"]
-        ))
+        assert re.fullmatch(
+            rf"dray-\w{{12}}=[\w-]{{43}}; {ATTRIBUTES}{more}", (answer.headers["set-cookie"])
+        )
         assert answer.headers["cache-control"] == "no-store"
         assert answer.json()["user"] == "ann"
 

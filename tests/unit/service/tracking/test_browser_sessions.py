@@ -1,4 +1,4 @@
-"""Browsers that stay signed in: what is stored, when a session ends, and that all processes agree."""
+"""Browsers that stay signed in: what is stored, and when a session ends for all processes."""
 
 from __future__ import annotations
 
@@ -56,9 +56,7 @@ async def test_it_ends_when_a_process_closes_or_replaces_it(service: Service) ->
     assert await owners(service, second, fourth, fifth) == ["cat"]
 
 
-async def test_it_expires_and_is_removed(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_it_expires_and_is_removed(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     lasting = await opened(service).open("ann", "t", [])
     monkeypatch.setattr(browser_sessions, "LIFETIME", timedelta(0))
     expired = await opened(service).open("bob", "t", [])
