@@ -65,34 +65,37 @@ def test_a_model_is_found_and_used_for_a_job(site: Site, server: LiveServer, tab
 
 
 def test_aliases_are_moved_by_those_who_may(server: LiveServer, tab: Watched) -> None:
-    for n in range(2):
+    for n in range(3):
         registered(server, "moved", name=f"job-{n}")
+    url = "/v1/models/moved/aliases/best"
     page = tab.open("models/moved?version=1")
     page.get_by_role("heading", name="Version 1").wait_for()
     aliases = page.get_by_role("group", name="Aliases")
     field = aliases.get_by_label("An alias for version 1; Enter moves it here")
+    remove = aliases.get_by_role("button", name="Remove the alias best")
     field.fill("best")
     field.press("Enter")
-    aliases.get_by_role("button", name="Remove the alias best").wait_for()
+    remove.wait_for()
     moves = page.locator(".card", has=page.get_by_role("heading", name="Changes of aliases"))
-    moves.get_by_role("cell", name="ann").nth(2).wait_for()
+    moves.get_by_role("cell", name="ann").nth(3).wait_for()
     assert aliases_of(server) == {"best": 1}
 
-    body = {"version": 2}
-    url = "/v1/models/moved/aliases/best"
-    page.route("**/v1/models/moved", lambda route: route.fulfill(json=answer_with(server, 2)))
     tab.statuses.add(409)
-    aliases.get_by_role("button", name="Remove the alias best").wait_for(state="detached")
+    seen = {"aliases": {"best": 2}}
+    page.route("**/v1/models/moved", lambda route: route.fulfill(json=model_of(server) | seen))
+    server.ask("PUT", url, json={"version": 3}, headers=HEADERS)
+    remove.wait_for(state="detached")
     field.fill("best")
-    field.press("Enter")  # the page has seen version 2, but the alias refers to version 1
-    page.get_by_text("refers to version 1").wait_for()
+    field.press("Enter")  # the page has seen version 2, and the alias refers to version 3
+    page.get_by_text("refers to version 3").wait_for()
+    assert aliases_of(server) == {"best": 3}
     page.unroute("**/v1/models/moved")
-    assert aliases_of(server) == {"best": 1}
+    server.ask("PUT", url, json={"version": 1}, headers=HEADERS)
+    remove.wait_for()
 
-    aliases.get_by_role("button", name="Remove the alias best").click()
-    aliases.get_by_role("button").wait_for(state="detached")
+    remove.click()
+    remove.wait_for(state="detached")
     assert aliases_of(server) == {}
-    server.ask("PUT", url, json=body, headers=HEADERS)
 
     page.route("**/session", lambda route: route.fulfill(json={"name": "bob", "is_admin": False}))
     page.reload()
@@ -100,16 +103,14 @@ def test_aliases_are_moved_by_those_who_may(server: LiveServer, tab: Watched) ->
     assert aliases.get_by_role("textbox").count() == 0
 
 
-def aliases_of(server: LiveServer) -> dict[str, int]:
-    answer = server.ask("GET", "/v1/models/moved", headers=HEADERS).json()
-    found: dict[str, int] = answer["aliases"]
-    return found
-
-
-def answer_with(server: LiveServer, version: int) -> dict[str, Any]:
-    """The model as it was while the alias referred to another version."""
+def model_of(server: LiveServer) -> dict[str, Any]:
     answer: dict[str, Any] = server.ask("GET", "/v1/models/moved", headers=HEADERS).json()
-    return answer | {"aliases": {"best": version}}
+    return answer
+
+
+def aliases_of(server: LiveServer) -> dict[str, int]:
+    found: dict[str, int] = model_of(server)["aliases"]
+    return found
 
 
 def test_models_are_read_on_a_phone(server: LiveServer, tab: Watched) -> None:
