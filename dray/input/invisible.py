@@ -6,7 +6,7 @@ from __future__ import annotations
 import unicodedata
 
 _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
-"""Characters without a shape, whose categories are those of letters, marks and symbols."""
+"""Letters, marks and symbols without a shape."""
 
 
 def is_invisible(character: str) -> bool:

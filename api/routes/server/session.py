@@ -50,7 +50,7 @@ async def sign_in(request: Request, context: TheContext) -> Response:
     in the header `X-Dray-Write-Key`.
 
     The browser is signed out when the token is removed or replaced. A user can sign in 100
-    browsers; another sign-in signs out the browser that signed in first."""
+    browsers; another sign-in signs out the browser that has been signed in longest."""
     session, cookie = await context.sign_in.open(request)
     request.state.caller = session.owner
     view = views.SignedIn(
