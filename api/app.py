@@ -25,8 +25,10 @@ from api.openai import routes as openai_routes
 from api.routes import bulk, federation, jobs, status
 from api.security.auth import Authority
 from api.security.gate import Gate, cors
+from api.security.sign_in import SignIn
 from service.config.settings import Settings
 from service.runtime import Runtime
+from service.tracking.browser_sessions import BrowserSessions
 
 FIRST = (status.router, jobs.router)
 """Routers that are included first: paths are matched in the order of the routers, and these routers
@@ -60,8 +62,9 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         running = runtime or await Runtime.open(settings, loops=loops)
         context = Context(
-            *(running, authority, telemetry, ConcurrencyLimiter(ConcurrencyLimits())),
-            *(ConcurrencyLimiter(bulk.LIMITS), ConcurrencyLimiter(federation.UPLOADS)),
+            *(running, authority, SignIn(authority, BrowserSessions(running.database)), telemetry),
+            *(ConcurrencyLimiter(ConcurrencyLimits()), ConcurrencyLimiter(bulk.LIMITS)),
+            ConcurrencyLimiter(federation.UPLOADS),
         )
         app.state.context = context
         try:

@@ -14,6 +14,7 @@ from api.http.concurrency import ConcurrencyLimiter, ConcurrencyLimits
 from api.observability.prometheus import Telemetry
 from api.problems import Refused
 from api.security.auth import Authority
+from api.security.sign_in import SignIn
 from service.domain import callers
 from service.jobs.faults import FaultService
 from service.jobs.queries import Queries
@@ -27,6 +28,7 @@ class Context:
 
     runtime: Runtime
     authority: Authority
+    sign_in: SignIn
     telemetry: Telemetry
     limiter: ConcurrencyLimiter
     bulk: ConcurrencyLimiter
@@ -62,20 +64,23 @@ def context_of(request: Request) -> Context:
 
 async def caller(request: Request) -> str:
     """Return the name of the caller."""
-    return caller_of(request)
+    return await caller_of(request)
 
 
-def caller_of(request: Request) -> str:
+async def caller_of(request: Request) -> str:
+    known: str | None = getattr(request.state, "caller", None)
+    if known is not None:
+        return known
     if "\0" in request.url.path or "%00" in str(request.url.query):
         raise Refused("malformed_request", "the URL contains a NUL character")
-    name = context_of(request).authority.caller(request)
+    name = await context_of(request).sign_in.caller(request)
     request.state.caller = name
     return name
 
 
 async def actor(request: Request) -> str:
     """Return the name of the caller for records, such as an event's `actor`."""
-    return context_of(request).authority.actor(caller_of(request))
+    return context_of(request).authority.actor(await caller_of(request))
 
 
 def refuse_unless_admin(context: Context, caller: str, may: str) -> None:
@@ -88,30 +93,22 @@ def refuse_unless_admin(context: Context, caller: str, may: str) -> None:
 async def admin(request: Request) -> str:
     """Return the caller's name, for use in records. Raises Refused if the caller is not allowed to
     change queues."""
-    name, context = caller_of(request), context_of(request)
+    name, context = await caller_of(request), context_of(request)
     refuse_unless_admin(context, name, "change queues")
     return context.authority.actor(name)
 
 
 async def whole_caller(request: Request) -> callers.Caller:
     """Return the caller, and whether the caller is an admin."""
-    name = caller_of(request)
+    name = await caller_of(request)
     return callers.Caller(name, context_of(request).authority.is_admin(name))
 
 
 async def whose(request: Request) -> str | None:
     """Return the user whose objects the caller can see, or None if the caller is an admin, who can
     see the objects of all users."""
-    caller = caller_of(request)
+    caller = await caller_of(request)
     return None if context_of(request).authority.is_admin(caller) else caller
-
-
-async def page_caller(request: Request) -> str:
-    """Return the name of the caller of a web page. If the caller has no token, the browser asks its
-    user for one."""
-    name = context_of(request).authority.reader(request)
-    request.state.caller = name
-    return name
 
 
 async def no_parameters(request: Request) -> None:
@@ -139,7 +136,6 @@ TheCaller = Annotated[callers.Caller, Depends(whole_caller)]
 Actor = Annotated[str, Depends(actor)]
 Whose = Annotated[str | None, Depends(whose)]
 Admin = Annotated[str, Depends(admin)]
-PageCaller = Annotated[str, Depends(page_caller)]
 NoParameters = Depends(no_parameters)
 
 

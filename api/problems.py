@@ -17,6 +17,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Route
 
+from api.http.sign_in_page import is_navigation, sign_in_page
 from api.openai import errors as openai
 from dray import errors
 from dray.input.validation import plainly
@@ -97,6 +98,8 @@ async def _domain_error(request: Request, error: Exception) -> Response:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
+    if error.code == "unauthorized" and is_navigation(request):
+        return sign_in_page(request, error.detail, (error.headers or {})["WWW-Authenticate"])
     return refusal(request, error)
 
 

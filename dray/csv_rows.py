@@ -7,6 +7,9 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+JOB, AS_OF = "job", "values_as_of"
+"""The first and the last column of a table of jobs."""
+
 
 def csv_row(cells: Sequence[object]) -> str:
     """Return one line of CSV, without its end. Text that a spreadsheet would read as a formula gets
@@ -34,3 +37,15 @@ def _inert(cell: object) -> object:
     if not isinstance(cell, str) or not re.match(r"\s*[=+@-]|[\t\r]", cell):
         return cell
     return cell if re.fullmatch(r"[+-](Infinity|\d+)", cell) else f"'{cell}"
+
+
+def heads(columns: Sequence[str]) -> list[str]:
+    """Return the head of a table of jobs: the column of their ids, `columns`, and the time up to
+    which the metrics of a job cover its points. The first and the last column have longer names if
+    a chosen column, such as a parameter, has their name."""
+    first, last = JOB, AS_OF
+    while first in columns:
+        first += "_id"
+    while last in columns:
+        last += "_time"
+    return [first, *columns, last]

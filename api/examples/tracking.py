@@ -306,5 +306,11 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
         "updated_at": STEPPED,
         "updated_by": "ann",
     },
+    "CurrentUser": {"name": "ann", "is_admin": False},
+    "SignedIn": {
+        "user": "ann",
+        "write_key": "3wYtR6uJ5eFgA0pLsVxNo8cZq4hS1l0dQm2bX7vT9nK",
+        "expires_at": "2026-12-21T08:45:00Z",
+    },
 }
 """Response bodies, keyed by schema name."""

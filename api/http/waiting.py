@@ -77,7 +77,7 @@ async def long_poll(
             if await unless_over(context, request, pause) is None:
                 return found
             if not is_of_client:
-                context.authority.caller(request)  # raises Refused if the token was removed
+                await context.sign_in.caller(request)  # raises Refused if the token was removed
 
 
 @asynccontextmanager
@@ -92,7 +92,7 @@ async def limited(
     """
     context = context_of(request)
     host = request.client.host if request.client else ""
-    who = caller_of(request) if context.authority.has_tokens else host
+    who = await caller_of(request) if context.authority.has_tokens else host
     async with AsyncExitStack() as held:
 
         async def enter() -> bool:

@@ -73,7 +73,10 @@ class Observed:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                _complete(MutableHeaders(raw=message["headers"]), request_id)
+                answered = MutableHeaders(raw=message["headers"])
+                _complete(answered, request_id)
+                if state.get("has_cookie"):
+                    _keep_private(answered)
             await send(message)
 
         try:
@@ -133,3 +136,10 @@ def _complete(headers: MutableHeaders, request_id: str) -> None:
     headers[REQUEST_ID] = request_id
     for name, value in SAFE_HEADERS.items():
         headers.setdefault(name, value)
+
+
+def _keep_private(headers: MutableHeaders) -> None:
+    """Keep shared caches from storing a response to a request that a cookie authorised. They know
+    this rule only for `Authorization` (RFC 9111, section 3.5)."""
+    headers.setdefault("Cache-Control", "private, no-cache")
+    headers.add_vary_header("Cookie")

@@ -28,7 +28,7 @@ class StatusRoute(APIRoute):
         async def handler(request: Request) -> Response:
             if request.scope["query_string"]:
                 return await usual(request)
-            caller_of(request)
+            await caller_of(request)
             status = context_of(request).runtime.status
             job_id = request.path_params["job_id"]
             return answer_json(request, status.peek(job_id) or await status.read(job_id))

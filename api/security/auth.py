@@ -6,7 +6,7 @@ next request.
 
 from __future__ import annotations
 
-import base64
+import contextlib
 import hashlib
 import hmac
 import logging
@@ -16,6 +16,7 @@ from fastapi import Request
 
 from api.problems import Refused
 from api.security.local_callers import LocalCallers
+from dray.input.invisible import invisible_character
 from service.config.settings import Settings
 from service.config.tokens_file import LOCAL_OWNER, Tokens, TokensFile, load_tokens
 from service.domain.events import ANONYMOUS
@@ -30,6 +31,7 @@ _OF_HOME = (
     "this server; to sign in with a browser, open the link that the server prints when it starts"
 )
 _FROM_HOME = f"{_SEND}. The token is stored in the file `token` in the server's DRAY_HOME"
+_COPY_AGAIN = "copy the token again, without the characters around it"
 
 
 class Authority:
@@ -59,32 +61,35 @@ class Authority:
 
     def caller(self, request: Request) -> str:
         """Return the name of the caller. Raises Refused if the token is missing or unknown."""
-        return self._owner(request, _token(request), _BEARER)
-
-    def reader(self, request: Request) -> str:
-        """Return the name of the caller of a web page. The token can also be sent as the password
-        of Basic authentication.
-
-        Other routes refuse passwords, because browsers also attach them to requests from other
-        sites' pages.
-        """
-        token = _token(request) or _password(request)
-        return self._owner(request, token, 'Basic realm="dray", charset="UTF-8"')
-
-    def _owner(self, request: Request, token: str | None, challenge: str) -> str:
         _refuse_client(request)
-        if self._file is None:
-            if self._local is not None and not self._local.admits(request, token):
-                raise _unauthorized(_OF_HOME, challenge, _FROM_HOME)
+        if self._file is None and (self._local is None or self._local.admits(request)):
             return LOCAL_OWNER
+        token = _token(request)
+        if token is None and self._file is None:
+            raise unauthorized(_OF_HOME, hint=_FROM_HOME)
         if token is None:
-            raise _unauthorized("this server requires a token", challenge)
-        self._refresh(self._file)
-        name = self._owner_of(token)
-        if name is None:
-            challenge += ', error="invalid_token"' if challenge.startswith("Bearer") else ""
-            raise _unauthorized("this server does not know the token", challenge)
-        return name
+            raise unauthorized("this server requires a token")
+        return self._owner_of(token)
+
+    def token_owner(self, request: Request) -> tuple[str, str]:
+        """Return the name of the owner of the request's token, and the token's id. Raises Refused
+        if the token is missing or unknown, even if the caller needs none."""
+        _refuse_client(request)
+        token = _token(request)
+        if token is None:
+            raise unauthorized("this call requires a token")
+        owner = self._owner_of(token)
+        token_id = self.sign_in_id(owner)
+        if token_id is None:  # the token was removed in this moment
+            raise _unknown()
+        return owner, token_id
+
+    def sign_in_id(self, owner: str) -> str | None:
+        """Return a hash that identifies the token with which a user signs in; None if there is no
+        such token."""
+        if self._file is not None:
+            return self.token_id(owner)
+        return None if self._local is None else self._local.token_id()
 
     def actor(self, caller: str) -> str:
         """Return the name of the caller for records: `anonymous` on a server without tokens."""
@@ -106,14 +111,6 @@ class Authority:
         known = self._tokens.get(caller)
         return None if known is None else hashlib.sha256(known.sha256).hexdigest()
 
-    def knows(self, request: Request) -> bool:
-        """Whether the request passes the checks of `caller`."""
-        try:
-            self.caller(request)
-        except Refused:
-            return False
-        return True
-
     def _refresh(self, file: TokensFile) -> None:
         try:
             self._tokens = file.tokens()
@@ -124,7 +121,15 @@ class Authority:
                 "unavailable", detail, None, "see the error in the server's log"
             ) from None
 
-    def _owner_of(self, token: str) -> str | None:
+    def _owner_of(self, token: str) -> str:
+        """Return the name of the owner of a token. Raises Refused if the token is unknown."""
+        if found := invisible_character(token):
+            raise unauthorized(f"the token contains {found}", hint=_COPY_AGAIN)
+        if self._file is None:
+            if self._local is not None and self._local.is_token(token):
+                return LOCAL_OWNER
+            raise _unknown(_FROM_HOME)
+        self._refresh(self._file)
         digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
         name = None
         for (
@@ -133,12 +138,18 @@ class Authority:
         ) in self._tokens.items():  # no early exit, so that the loop takes constant time
             if hmac.compare_digest(digest, expected.sha256):
                 name = known
+        if name is None:
+            raise _unknown()
         return name
 
 
 def _token(request: Request) -> str | None:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    return token.strip() or None if scheme.lower() == "bearer" else None
+    if scheme.lower() != "bearer":
+        return None
+    with contextlib.suppress(UnicodeError):  # the bytes of a header are read as ISO 8859-1
+        token = token.encode("latin-1").decode()
+    return token.strip(" \t") or None
 
 
 def client_token(request: Request) -> str:
@@ -148,7 +159,7 @@ def client_token(request: Request) -> str:
     """
     token = _token(request)
     if token is None:
-        raise _unauthorized("this call requires the token of a client of a federated job", _BEARER)
+        raise unauthorized("this call requires the token of a client of a federated job")
     return token
 
 
@@ -166,16 +177,10 @@ def _refuse_client(request: Request) -> None:
         raise Refused("forbidden", detail, None, "send your own token instead, or no token")
 
 
-def _password(request: Request) -> str | None:
-    scheme, _, encoded = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "basic":
-        return None
-    try:
-        pair = base64.b64decode(encoded, validate=True).decode()
-    except ValueError:
-        return None
-    return pair.partition(":")[2] or None
+def _unknown(hint: str = _SEND) -> Refused:
+    detail = "this server does not know the token"
+    return unauthorized(detail, f'{_BEARER}, error="invalid_token"', hint=hint)
 
 
-def _unauthorized(detail: str, challenge: str, hint: str = _SEND) -> Refused:
+def unauthorized(detail: str, challenge: str = _BEARER, *, hint: str = _SEND) -> Refused:
     return Refused("unauthorized", detail, None, hint, {"WWW-Authenticate": challenge})

@@ -68,10 +68,12 @@ class Gate:
             # header.
             return headers.get("sec-fetch-site", "none") in ("none", "same-origin")
         origin = origin.lower()
-        return origin in self.origins or origin in (
-            f"http://{host.lower()}",
-            f"https://{host.lower()}",
-        )
+        return origin in self.origins or origin in own_origins(host)
+
+
+def own_origins(host: str) -> tuple[str, str]:
+    """Return the origins of a server's own pages, for the Host header of a request."""
+    return f"http://{host.lower()}", f"https://{host.lower()}"
 
 
 def host_name(host: str) -> str:

@@ -8,6 +8,7 @@ in its home.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
 import logging
@@ -25,30 +26,39 @@ _OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-rea
 
 
 class LocalCallers:
-    """Decides whether to admit the caller of a request, based on the request's connection or
-    token."""
+    """Admits callers by their connections, and knows the token of all other callers."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
 
-    def admits(self, request: Request, token: str | None) -> bool:
-        """Whether the caller is admitted. token: the token of the request, if it has one."""
-        return is_of_own_user(request) or (token is not None and self._is_token(token))
+    def admits(self, request: Request) -> bool:
+        """Whether the caller needs no token."""
+        return is_of_own_user(request)
 
-    def _is_token(self, token: str) -> bool:
+    def is_token(self, token: str) -> bool:
         """Compare the token with the token file, which is read at each call, so that changes take
         effect immediately."""
+        expected = self._token()
+        given = token.encode("utf-8", "surrogateescape")
+        return expected is not None and hmac.compare_digest(given, expected.encode())
+
+    def token_id(self) -> str | None:
+        """Return a hash that identifies the current token; None if there is no token."""
+        token = self._token()
+        if token is None:
+            return None
+        return hashlib.sha256(hashlib.sha256(token.encode()).digest()).hexdigest()
+
+    def _token(self) -> str | None:
         try:
-            expected = home_token.read(self._home)
+            return home_token.read(self._home)
         except (home_token.UnsafeTokenFile, OSError) as error:
             logger.error(
                 "no token is accepted, because the token file can't be read: %s: %s",
                 home_token.path_in(self._home),
                 error,
             )
-            return False
-        given = token.encode("utf-8", "surrogateescape")
-        return expected is not None and hmac.compare_digest(given, expected.encode())
+            return None
 
 
 def is_of_own_user(request: Request) -> bool:

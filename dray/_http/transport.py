@@ -25,6 +25,7 @@ from dray import errors
 from dray._http.home_sign_in import HomeSignIn
 from dray._http.problems import from_response
 from dray.home_token import is_loopback
+from dray.input.invisible import invisible_character
 
 DEFAULT_URL = "http://127.0.0.1:8420"
 DEFAULT_TIMEOUT_S = 30.0
@@ -232,10 +233,10 @@ class Connection:
         token = token or os.environ.get("DRAY_TOKEN")
         if not _is_address(url):
             raise errors.ServerUnreachable(f"{url!r} is not an http:// or https:// address")
-        if token and not re.fullmatch(
-            r"[\x21-\x7e]+", token
-        ):  # the message must not contain the token
-            raise ValueError("the token contains an invalid character: check DRAY_TOKEN")
+        if token and not re.fullmatch(r"[\x21-\x7e]+", token):
+            found = invisible_character(token) or "an invalid character"
+            # The message must not contain the token.
+            raise ValueError(f"the token contains {found}: copy it again, and check DRAY_TOKEN")
         headers = {"User-Agent": f"dray/{dray.__version__}", "Accept": "application/json"}
         if token:
             headers["Authorization"] = f"Bearer {token}"

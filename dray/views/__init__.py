@@ -25,5 +25,6 @@ from dray.views.registry import *
 from dray.views.reports import *
 from dray.views.reservations import *
 from dray.views.schedules import *
+from dray.views.sign_in import *
 from dray.views.tracking import *
 from dray.views.webhooks import *

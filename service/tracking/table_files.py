@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
 from dray import views
-from dray.csv_rows import as_text, csv_row
+from dray.csv_rows import as_text, csv_row, heads
 from service.domain.tracking.columns import Fact, Field, ParameterField, TableColumn
 from service.domain.tracking.search_tree import DocumentField, JobColumn, MetricField
 
-JOB, AS_OF = "job", "values_as_of"
-"""The first and the last column of a file."""
 ROWS_OF_GROUP = 10_000
 _INT64 = 2**63
 """Integers from here on don't fit into a column of integers."""
@@ -38,7 +36,7 @@ class CsvWriter:
     def __init__(self, columns: Sequence[TableColumn], file: BinaryIO) -> None:
         self._names = [column.text for column in columns]
         self._file = file
-        self._write((JOB, *self._names, AS_OF))
+        self._write(heads(self._names))
 
     def add(self, items: Sequence[views.Job]) -> int:
         return sum(
@@ -90,7 +88,7 @@ class ParquetWriter:
                 pa.chunked_array([_converted(one.array, common) for one in chunks], common)
             )
         columns.append(pa.chunked_array(self._times, _type(JobColumn("created_at"))))
-        table = pa.table(columns, names=[JOB, *self._columns, AS_OF])
+        table = pa.table(columns, names=heads(list(self._columns)))
         parquet.write_table(table, self._file, row_group_size=ROWS_OF_GROUP)
 
 

@@ -61,7 +61,7 @@ def test_every_block_does_what_the_page_says(
     assert "the same" in saved
     assert (tmp_path / "whole").stat().st_size > 100
     assert (tmp_path / "rank-0.log").stat().st_size > 0
-    assert linked == "download_link_not_found\n", "it works once"
+    assert linked == "the same\ndownload_link_not_found\n", "it works once"
     assert ended.splitlines()[0] == "job_live"
     assert ended.splitlines()[-2:] == ["204", "job_finished"]
     assert '"to_state":"CANCELLED"' in (tmp_path / "ended").read_text()

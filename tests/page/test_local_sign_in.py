@@ -60,7 +60,7 @@ def test_the_link_also_signs_in_a_tab_that_asks_for_the_token(
     guarded: LiveServer, page: Page
 ) -> None:
     page.goto(guarded.url)
-    page.wait_for_selector("text=the link that it prints at its start")
+    page.wait_for_selector("text=the link that the server prints when it starts")
     page.evaluate("(link) => { location.href = link; }", link_of(guarded))
     page.wait_for_selector("text=mine")
     assert page.url == f"{guarded.url}/"

@@ -374,7 +374,7 @@ def test_ranks_show_what_they_use(site: Site, job_id: str, tab: Watched) -> None
 
 def test_a_value_that_is_not_finite_is_the_newest_one(site: Site, tab: Watched) -> None:
     job_id = site.submit("endless", 1)
-    site.claim(job_id, "gpu-b", 1)
+    site.claim(job_id, "cpu-a", 1)
     values = [-9.22e18, math.inf]
     frames = [metrics(n, {"train/x": value}) for n, value in enumerate(values, 1)]
     site.hands.report(job_id, 1, frames, phase=Phase.RUNNING)

@@ -336,6 +336,35 @@ def test_a_reason_names_jobs_instead_of_their_ids(site: Site, tab: Watched) -> N
     assert page.locator(".reason").inner_text() == expected
 
 
+def test_events_and_the_cluster_name_jobs_too(site: Site, tab: Watched) -> None:
+    first, after = site.submit("named-first", 1), site.submit("named-second", 1)
+    gone = f"job-{'0' * 26}"
+
+    def waits(route: Route) -> None:
+        answer = route.fetch()
+        reason = {"code": "dependency", "message": f"waits for {first} and {gone}"}
+        route.fulfill(response=answer, json=answer.json() | {"reason": reason, "start": None})
+
+    def happened(route: Route) -> None:
+        event = {
+            "seq": 1,
+            "time": "2026-11-30T08:00:00Z",
+            "type": "state",
+            "message": f"after {first}",
+        }
+        body = f"event: state\nid: 1\ndata: {json.dumps(event)}\n\n"
+        route.fulfill(body=body, content_type="text/event-stream")
+
+    tab.page.route("**/explain", waits)
+    tab.page.route("**/events", happened)
+    page = tab.open(f"jobs/{after}?tab=events")
+    page.get_by_role("cell", name="after named-first").get_by_role("link").wait_for()
+    page = tab.open("cluster")
+    reason = page.get_by_role("cell", name=f"waits for named-first and {gone}").first
+    reason.get_by_role("link", name="named-first").wait_for()
+    assert first not in page.locator("main").inner_text()
+
+
 SCALE = """([path, spans, begin, end, times]) => import(path).then(({ scaleOf }) => {
   const { at, isShortened } = scaleOf(spans, begin, end);
   return [times.map(at), isShortened];

@@ -1,13 +1,14 @@
 // The shell of the page: the bar at the top, notices, and the view that the address names.
 
 import { address, link } from './lib/address.js';
-import { asksForToken, connection, hasToken, signIn, signOut } from './lib/api.js';
+import { asksForToken, connection, hasToken } from './lib/api.js';
 import { duration } from './lib/format.js';
 import { html, render, useEffect, useErrorBoundary, useState } from './lib/html.js';
 import { repeat, useNow } from './lib/live.js';
 import { useStore } from './lib/stores.js';
 import { Loading } from './parts/common.js';
 import { isJobId } from './parts/job_parts.js';
+import { SignIn, SignOut } from './parts/sign_in.js';
 import { Jobs } from './views/jobs.js';
 
 const later = {
@@ -83,20 +84,6 @@ function Lost() {
     The page shows the last known state. It will update when the server is back.</div>`;
 }
 
-function SignIn({ message }) {
-  const [token, setToken] = useState('');
-  const submit = (event) => {
-    event.preventDefault();
-    if (token.trim()) signIn(token.trim());
-  };
-  return html`<main id="content" class="sign-in" tabindex="-1"><form onSubmit=${submit}>
-    <h1>Sign in</h1><p>${message}</p>
-    <label>Token <input type="password" autocomplete="off" value=${token} onInput=${(event) => setToken(event.target.value)} /></label>
-    <button class="primary">Sign in</button>
-    <p class="soft">The token is kept until this tab is closed.</p>
-  </form></main>`;
-}
-
 function App() {
   const { path } = useStore(address);
   const asked = useStore(asksForToken);
@@ -113,7 +100,7 @@ function App() {
       <nav aria-label="Pages">${PLACES.map(([name, title]) => html`<a key=${name} href=${link([name])} aria-current=${place === name ? 'page' : undefined}>${title}</a>`)}
         <a href="manual/" target="_blank" rel="noopener">Manual</a>
         <a href="docs" target="_blank" rel="noopener">API</a></nav>
-      ${signedIn && html`<button class="quiet" onClick=${signOut}>Sign out</button>`}
+      ${signedIn && html`<${SignOut} />`}
     </header>
     <${Lost} />
     ${asked ? html`<${SignIn} message=${asked} />` : html`<main id="content" tabindex="-1"><${View} path=${path} /></main>`}`;

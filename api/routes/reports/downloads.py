@@ -10,9 +10,19 @@ from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
+from fastapi import Query as QueryParameters
 from fastapi.responses import StreamingResponse
+from pydantic import Field
 
-from api.context import Caller, Context, NoParameters, TheContext, use_cases
+from api.context import (
+    Caller,
+    Context,
+    NoParameters,
+    Query,
+    TheContext,
+    TheQueries,
+    use_cases,
+)
 from api.http import body
 from api.http.caching import fresh
 from api.http.downloads import BINARY, DOWNLOAD, attachment, download
@@ -26,6 +36,12 @@ from service.jobs.queries import MAX_LINES, Queries
 
 router = APIRouter(prefix="/v1", tags=["downloads"])
 TheLinks = Annotated[DownloadLinks, use_cases(lambda runtime: DownloadLinks(runtime.database))]
+
+
+class LogTextQuery(Query):
+    rank: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    attempt: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+
 
 _WANTED = ("job_not_found", "artifact_not_found", "checkpoint_not_found", "storage_unavailable")
 
@@ -83,6 +99,29 @@ async def use(request: Request, context: TheContext, links: TheLinks, secret: st
     return response
 
 
+@router.get(
+    "/jobs/{job_id}/logs/text",
+    operation_id="get_log_text",
+    response_class=Response,
+    responses={
+        200: {**DOWNLOAD[200], "description": "The log."},
+        **declare("invalid_parameter", "job_not_found", "storage_unavailable"),
+    },
+)
+async def log_text(
+    queries: TheQueries,
+    _: Caller,
+    job_id: str,
+    query: Annotated[LogTextQuery, QueryParameters()],
+) -> Response:
+    """Download the whole log of a job, or of one rank, as text with one line for each line of
+    output. Without `rank`, each line begins with the numbers of its attempt and its rank."""
+    log = LogRequest(rank=query.rank, attempt=query.attempt)
+    response = await _whole_log(queries, job_id, log)
+    response.headers["Cache-Control"] = "no-store"
+    return response
+
+
 async def _content(
     request: Request, context: Context, job_id: str, wanted: DownloadRequest
 ) -> Response:
@@ -95,6 +134,10 @@ async def _content(
         return download(request, storage, await checkpoints.locate(queries, job_id, step, path))
     log = wanted.log
     assert log is not None, "exactly one field is set"
+    return await _whole_log(queries, job_id, log)
+
+
+async def _whole_log(queries: Queries, job_id: str, log: LogRequest) -> Response:
     first = await _page(queries, job_id, log, None)
     name = f"{job_id}.log" if log.rank is None else f"{job_id}-rank-{log.rank}.log"
     lines = _lines(queries, job_id, log, first)

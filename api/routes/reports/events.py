@@ -127,7 +127,7 @@ async def _follow(
     queries = context.runtime.queries
     yield begin
     with context.runtime.signals.subscribe(events_of(job_id)) as woken:
-        while not context.stopping.is_set() and context.authority.knows(request):
+        while not context.stopping.is_set() and await context.sign_in.knows(request):
             try:
                 page = await queries.events(job_id, after_seq=after_seq, limit=PAGE)
             except Exception as error:

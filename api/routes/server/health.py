@@ -47,7 +47,7 @@ async def readyz(request: Request, context: TheContext) -> Response:
     """
     found = await context.runtime.ready()
     checks = found.checks
-    if not context.authority.knows(request):
+    if not await context.sign_in.knows(request):
         checks = {part: "ok" if state == "ok" else "not ok" for part, state in checks.items()}
     status = "ok" if found.ok else "not ready"
     return fresh(Readiness(status=status, checks=checks), 200 if found.ok else 503)

@@ -7,13 +7,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dray.cli.display.output import write_csv_row
+from dray.csv_rows import heads
 
 if TYPE_CHECKING:
     from dray.views import Job
-
-AS_OF = "values_as_of"
-"""The last column: the time up to which the metrics of a job cover its points; empty if they are
-final."""
 
 
 def column_names(columns: str) -> list[str]:
@@ -28,7 +25,7 @@ def write_csv(jobs: Iterator[Job], columns: str) -> None:
     for job in jobs:
         if names is None:
             names = list(job.values)
-            write_csv_row(("job", *names, AS_OF))
+            write_csv_row(heads(names))
         write_csv_row((job.id, *(job.values[name] for name in names), job.values_as_of))
     if names is None:
-        write_csv_row(("job", *column_names(columns), AS_OF))
+        write_csv_row(heads(column_names(columns)))

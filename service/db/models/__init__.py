@@ -2,6 +2,7 @@
 
 from service.db.models.attempts import *
 from service.db.models.base import *
+from service.db.models.browser_sessions import *
 from service.db.models.cluster import *
 from service.db.models.code import *
 from service.db.models.costs import *

@@ -120,6 +120,26 @@ def test_integers_of_more_than_64_bits_are_exported(
     assert parquet.read_table(path)["seed"].to_pylist() == seeds
 
 
+def test_a_parameter_named_like_the_column_of_ids_loses_nothing(
+    cli: Cli, server: LiveServer, tmp_path: Path
+) -> None:
+    parameters = {"job": 3, "job_id": "b", "name": 5, "id": 7}
+    script = {"entrypoint": "train.py", "args": [], "parameters": parameters}
+    job_id = server.submit(name="same-names", recipe=None, script=script)
+    columns = "job,name,job_id,parameters.name,parameters.id"
+    options = ("ls", "--name", "same-names", "--columns", columns)
+    values: list[object] = [job_id, 3, "same-names", "b", 5, 7]
+    expected = ["job_id_id", *columns.split(","), "values_as_of"]
+    head, row = csv.reader(io.StringIO(cli(*options, "--csv")))
+    assert (head, row) == (expected, [*map(str, values), ""])
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "jobs.parquet"
+    cli(*options, "--parquet", str(path))
+    table = parquet.read_table(path)
+    assert table.column_names == expected
+    assert list(table.to_pylist()[0].values()) == [*values, None]
+
+
 def test_an_export_that_is_refused_writes_no_file(
     cli: Cli, jobs: dict[str, str], tmp_path: Path
 ) -> None:

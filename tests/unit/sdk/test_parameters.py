@@ -44,6 +44,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "get_metrics": Client.metrics,
     "get_system_metrics": Client.system_metrics,
     "get_logs": Client.logs,
+    "get_log_text": Client.logs,
     "get_samples": Client.samples,
     "get_events": Client.events,
     "get_drill": Client.drill,

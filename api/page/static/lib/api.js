@@ -1,9 +1,11 @@
-// Calls of the API. The token is sent in a header, and kept only for this tab.
+// Calls of the API.
 
+import { asksForToken, authorization, credential } from './credentials.js';
 import { Store } from './stores.js';
 
+export { asksForToken, hasToken } from './credentials.js';
+
 const BASE = new URL('.', document.baseURI);
-const TOKEN = 'dray.token';
 const LOST = new Set([502, 503, 504]);
 // Timeouts in milliseconds after which the server counts as lost, since it can hang without closing its
 // connections. HEAD_MS limits the time until an answer begins, BODY_MS the time until it is complete.
@@ -15,21 +17,6 @@ const STREAM_MS = 15000;
 
 // Whether the last call failed to reach the server, and `since` when.
 export const connection = new Store({ lost: false, since: null });
-// The server's message while it asks for a token, else null.
-export const asksForToken = new Store(null);
-export const hasToken = new Store(Boolean(sessionStorage.getItem(TOKEN)));
-
-// The link that the server prints when it starts signs in. An address can contain only the token in the
-// server's home: with a link to a user's token, others could make a reader work in their account.
-function takeToken() {
-  const token = /^#token=(dray-home-[\w-]+)$/.exec(location.hash)?.[1];
-  if (!token) return;
-  history.replaceState(null, '', location.pathname + location.search);
-  dispatchEvent(new HashChangeEvent('hashchange')); // the token is not the address of a view
-  signIn(token);
-}
-takeToken();
-addEventListener('hashchange', takeToken);
 
 // An error response of the server.
 export class Problem extends Error {
@@ -41,18 +28,6 @@ export class Problem extends Error {
 
 // The error for a server that has not answered.
 export class Unreachable extends Error {}
-
-export function signIn(token) {
-  sessionStorage.setItem(TOKEN, token);
-  hasToken.set(true);
-  asksForToken.set(null);
-}
-
-export function signOut() {
-  sessionStorage.clear(); // also removes the draft of a document
-  hasToken.set(false);
-  asksForToken.set('You have signed out.');
-}
 
 export function urlOf(path, query = {}) {
   const url = new URL(path.replace(/^\//, ''), BASE);
@@ -91,16 +66,16 @@ const either = (a, b) => (a && b ? AbortSignal.any([a, b]) : a ?? b);
 // The result of `read` for the Response of a successful call; without `read`, the Response. Raises
 // Problem, Unreachable, or AbortError if `signal` aborts.
 export async function send(method, path, { query, body, headers = {}, signal, within = HEAD_MS, bodyWithin = BODY_MS, read } = {}) {
-  const token = sessionStorage.getItem(TOKEN);
-  const sent = body === undefined ? { ...headers } : { 'Content-Type': 'application/json', ...headers };
-  if (token) sent.Authorization = `Bearer ${token}`;
+  const known = credential();
+  const sent = { ...authorization(method), ...headers };
+  if (body !== undefined) sent['Content-Type'] ??= 'application/json';
   const text = typeof body === 'string' || body === undefined ? body : JSON.stringify(body);
   const patience = new AbortController();
   const limit = (milliseconds) => setTimeout(() => patience.abort(), milliseconds);
   let timer = limit(within);
   try {
     const response = await fetch(urlOf(path, query), {
-      method, headers: sent, body: text, signal: either(signal, patience.signal), credentials: 'omit', cache: 'no-cache', referrerPolicy: 'no-referrer',
+      method, headers: sent, body: text, signal: either(signal, patience.signal), credentials: 'same-origin', cache: 'no-cache', referrerPolicy: 'no-referrer',
     });
     clearTimeout(timer);
     noticeTime(response);
@@ -109,7 +84,7 @@ export async function send(method, path, { query, body, headers = {}, signal, wi
       return response;
     }
     timer = limit(bodyWithin);
-    if (!response.ok) throw await problemOf(response, token, signal);
+    if (!response.ok) throw await problemOf(response, known, signal);
     const found = await read(response);
     // Don't do this earlier: if the server cuts off its answers, each answer that begins would make all
     // other calls retry.
@@ -124,7 +99,7 @@ export async function send(method, path, { query, body, headers = {}, signal, wi
   }
 }
 
-async function problemOf(response, token, signal) {
+async function problemOf(response, known, signal) {
   const problem = new Problem(response.status, await response.json().catch(() => ({})));
   // If reading the body was aborted, don't return this empty error: it would replace the message of another
   // error.
@@ -132,7 +107,7 @@ async function problemOf(response, token, signal) {
   if (LOST.has(response.status) && problem.code !== 'storage_unavailable') noticeSilence();
   else noticeAnswer();
   // An answer to a call that was sent before the user entered a token is not about that token.
-  if (response.status === 401 && token === sessionStorage.getItem(TOKEN)) asksForToken.set(problem.message);
+  if (response.status === 401 && known === credential()) asksForToken.set(problem.message);
   return problem;
 }
 

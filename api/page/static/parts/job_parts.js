@@ -34,20 +34,27 @@ export function RayLink({ dashboard, place, title, className, children }) {
   return html`<a class=${className} href=${`${dashboard.replace(/\/+$/, '')}/#/${place}`} title=${title} target="_blank" rel="noopener noreferrer">${children}</a>`;
 }
 
-export function JobLink({ job, children }) {
-  return html`<a href=${toJob(job.id)} title=${job.id}>${children ?? nameOf(job)}</a>`;
+export function JobLink({ job, style, children }) {
+  return html`<a href=${toJob(job.id)} title=${job.id} style=${style}>${children ?? nameOf(job)}</a>`;
 }
 
 // What distinguishes the job from others of its array or sweep: `#3 lr 0.01, width 32`.
 export const Variant = ({ job }) => job.variant && html`<span class="variant" title=${job.variant}>${job.variant}</span>`;
 
+// Links within a text must differ from it in more than the colour.
+export const IN_TEXT = { textDecoration: 'underline' };
+
 // A sentence of the server, with the names of the jobs whose ids it contains.
-export const Message = ({ text }) => text.split(/\b(job-[0-9a-z]{26})\b/).map((part, n) => (n % 2 ? html`<${NamedJob} key=${n} id=${part} />` : part));
+export const Message = ({ text }) => text.split(/\b(job-[0-9a-z]{26})\b/).map((part, n) => (n % 2 ? html`<${NamedJob} key=${n} id=${part} style=${IN_TEXT} />` : part));
+
+// The jobs that sentences have named, by id. Names of jobs don't change.
+const named = new Map();
 
 // A list can be empty, so a job that was deleted is no error.
-function NamedJob({ id }) {
-  const [job] = usePoll('v1/jobs', { id_prefix: id, brief: true, limit: 1 }, 0).data?.items ?? [];
-  return html`<${JobLink} job=${job ?? { id }} />`;
+export function NamedJob({ id, style }) {
+  const [job] = usePoll(named.has(id) ? null : 'v1/jobs', { id_prefix: id, brief: true, limit: 1 }, 0).data?.items ?? [];
+  if (job) named.set(id, job);
+  return html`<${JobLink} job=${named.get(id) ?? { id }} style=${style} />`;
 }
 
 // With `isPlain`, the reason of a failure is left out.

@@ -6,7 +6,7 @@ import { get } from '../lib/api.js';
 import { html, useEffect, useState } from '../lib/html.js';
 import { repeat, useNow, usePoll } from '../lib/live.js';
 import { Empty, Failure, Loading } from '../parts/common.js';
-import { RayLink, State, gpuOf, nameOf, toJob } from '../parts/job_parts.js';
+import { IN_TEXT, Message, NamedJob, RayLink, State, gpuOf, nameOf, toJob } from '../parts/job_parts.js';
 import { GPU_USES, SAMPLED_MS } from '../parts/uses.js';
 
 const MOST_SLOTS = 64;
@@ -74,7 +74,7 @@ function Node({ node, jobs, spread, now, dashboard }) {
     ${!out && Object.entries(resources).filter(([name]) => useful(name)).map(([name, total]) => html`<div key=${name} class="resource"><span class="soft">${name}</span>
       <span class="meter"><span style=${{ width: `${Math.min(100, (100 * (held[name] ?? 0)) / total)}%` }}></span></span><span class="num">${amount(name, held[name] ?? 0)} / ${amount(name, total)}</span></div>`)}
     ${node.reason && html`<p class="note">${node.reason}</p>`}
-    ${quarantined.map((one) => html`<p key=${one.since + one.job_id} class="note">${plural(one.slots, 'slot')} in quarantine for ${duration((now - new Date(one.since)) / 1000)}: ${one.reason} (<a href=${toJob(one.job_id)}>their job</a>)</p>`)}
+    ${quarantined.map((one) => html`<p key=${one.since + one.job_id} class="note">${plural(one.slots, 'slot')} in quarantine for ${duration((now - new Date(one.since)) / 1000)}: ${one.reason} (<${NamedJob} id=${one.job_id} style=${IN_TEXT} />)</p>`)}
     ${node.withheld.map((one) => html`<p key=${one.gpu + one.code} class="note">No new work since <span title=${exactly(one.since)}>${clock(one.since)}</span>: ${one.reason}</p>`)}
     ${node.check && html`<${Check} ...${node.check} />`}
     ${node.reservations.map((one) => html`<p key=${one.name} class="reserved">${one.maintenance ? 'Maintenance' : html`Reserved for ${whoseOf(one)}`}: <strong>${one.name}</strong>,${' '}
@@ -161,10 +161,10 @@ function Waiting({ now, running }) {
         return html`<div key=${job.id} class="name"><a href=${toJob(job.id)} title=${job.id}>${nameOf(job)}</a></div>
           <div class="track" title=${explanation.reason.message}>${at
             ? html`<span class="span waits" style=${{ left: 0, width: part(at) }} hidden=${at <= now}></span><span class="when" style=${{ left: part(at) }}>${at > now ? duration((at - now) / 1000) : 'now'}</span>`
-            : html`<span class="when soft">${explanation.start?.reason?.message ?? explanation.reason.message}</span>`}</div>`;
+            : html`<span class="when soft"><${Message} text=${explanation.start?.reason?.message ?? explanation.reason.message} /></span>`}</div>`;
       })}</div>
     <table><thead><tr><th class="num">Position</th><th>Job</th><th>State</th><th class="num">Workers</th><th class="num">Priority</th><th>Why it waits</th></tr></thead><tbody>
       ${found.jobs.map(({ job, explanation }) => html`<tr key=${job.id}><td class="num">${explanation.position ?? '–'}</td><td><a href=${toJob(job.id)}>${nameOf(job)}</a></td>
-        <td><${State} job=${{ ...job, reason: explanation.reason }} /></td><td class="num">${job.world_size}</td><td class="num">${job.priority}</td><td class="sentence">${explanation.reason.message}</td></tr>`)}</tbody></table>
+        <td><${State} job=${{ ...job, reason: explanation.reason }} /></td><td class="num">${job.world_size}</td><td class="num">${job.priority}</td><td class="sentence"><${Message} text=${explanation.reason.message} /></td></tr>`)}</tbody></table>
     ${found.count > found.jobs.length && html`<p><a href=${link(['jobs'], { state: 'QUEUED' })}>All ${plural(found.count, 'waiting job')}</a></p>`}</div>`;
 }

@@ -9,14 +9,13 @@ import { markdown } from '../lib/markdown.js';
 import { withoutDefaults } from '../lib/schema.js';
 import { useStore } from '../lib/stores.js';
 import { Copy, Empty, Fact, Failure, Loading } from '../parts/common.js';
-import { toJob } from '../parts/job_parts.js';
+import { IN_TEXT, NamedJob, toJob } from '../parts/job_parts.js';
+import { Aliases } from './models/aliases.js';
 
 const EVERY_MS = 10000;
 const PAGE = 50;
 // The draft of the view that submits jobs.
 const DRAFT = 'dray.draft';
-// Links within a text must differ from it in more than the colour.
-const IN_TEXT = { textDecoration: 'underline' };
 
 const pathOf = (name) => `v1/models/${encodeURIComponent(name)}`;
 const Time = ({ at }) => html`<span title=${exactly(at)}>${clock(at)}</span>`;
@@ -32,7 +31,7 @@ function usePages(path) {
     setRest({ items: [...items, ...page.items], cursor: page.next_cursor ?? '', path });
     setError(null);
   }, setError));
-  return { items: first.data && [...first.data.items, ...items], error: error ?? first.error, more };
+  return { items: first.data && [...first.data.items, ...items], error: error ?? first.error, more, refresh: first.refresh };
 }
 
 const More = ({ more }) => more && html`<p><button onClick=${more}>Show more</button></p>`;
@@ -56,7 +55,9 @@ function List() {
 function Model({ name }) {
   const { params } = useStore(address);
   const model = usePoll(pathOf(name), {}, EVERY_MS);
-  const { items, error, more } = usePages(`${pathOf(name)}/versions`);
+  const { items, error, more, refresh } = usePages(`${pathOf(name)}/versions`);
+  const moves = usePages(`${pathOf(name)}/moves`);
+  const refreshAll = () => { for (const one of [model, { refresh }, moves]) one.refresh(); };
   const chosen = Number(params.get('version')) || model.data?.latest_version;
   useEffect(() => { document.title = `${name} - dray`; }, [name]);
   if (!model.data) return html`<h1>${name}</h1>${model.error ? html`<${Failure} error=${model.error} />` : html`<${Loading} />`}`;
@@ -64,15 +65,16 @@ function Model({ name }) {
   return html`<section aria-labelledby="title"><header class="head"><h1 id="title">${data.name}</h1>
       <span class="soft">${plural(data.num_versions, 'version')}, owner: ${data.owner}</span><a href=${link(['models'])}>All models</a></header>
     <${Failure} error=${model.error ?? error} />
-    ${chosen ? html`<${Version} key=${chosen} name=${data.name} number=${chosen} />` : html`<${Empty}>All versions were deleted.<//>`}
+    ${chosen ? html`<${Version} key=${chosen} name=${data.name} number=${chosen} model=${data} refresh=${refreshAll} />` : html`<${Empty}>All versions were deleted.<//>`}
     ${items?.length > 0 && html`<div class="card"><h2>Versions</h2><table><thead><tr><th class="num">Version</th><th>Aliases</th><th>Job</th><th>Of</th><th>Registered by</th><th>Registered</th></tr></thead>
       <tbody>${items.map((one) => html`<tr key=${one.version}><td class="num"><a href=${link(['models', data.name], { version: one.version })} aria-current=${one.version === chosen ? 'true' : undefined}>${one.version}</a></td>
-        <td><${Labels} names=${one.aliases} /></td><td><a href=${toJob(one.job_id)}>${one.job_id}</a></td><td>${one.step === null ? 'result' : `step ${whole(one.step)}`}</td>
+        <td><${Labels} names=${one.aliases} /></td><td><${NamedJob} id=${one.job_id} /></td><td>${one.step === null ? 'result' : `step ${whole(one.step)}`}</td>
         <td>${one.created_by}</td><td><${Time} at=${one.created_at} /></td></tr>`)}</tbody></table><${More} more=${more} /></div>`}
-    <${Moves} name=${data.name} /></section>`;
+    <${Moves} ...${moves} /></section>`;
 }
 
-function Version({ name, number }) {
+// model: the model of the version, with its aliases. refresh: called after a change of the aliases.
+function Version({ name, number, model, refresh }) {
   const { data, error } = usePoll(`${pathOf(name)}/versions/${number}`, {}, EVERY_MS);
   const [failed, setFailed] = useState(null);
   const [busy, setBusy] = useState(false);
@@ -89,7 +91,8 @@ function Version({ name, number }) {
       setBusy(false);
     }
   };
-  return html`<div class="card"><h2>Version ${data.version} <${Labels} names=${data.aliases} /></h2>
+  return html`<div class="card"><h2>Version ${data.version}</h2>
+    <${Aliases} model=${model} version=${data.version} path=${`${pathOf(name)}/aliases`} refresh=${refresh} />
     <p class="buttons">${lineage.recipe && html`<button class="primary" disabled=${busy} onClick=${use}>Use this</button>`}<code>${data.reference}</code><${Copy} text=${data.reference} /></p>
     <${Failure} error=${failed ?? error} />
     <dl class="facts"><${Fact} name="Job"><a href=${toJob(data.job_id)} style=${IN_TEXT}>${lineage.job_name}</a>${data.step === null ? ', its result' : `, step ${whole(data.step)}`}<//>
@@ -98,7 +101,7 @@ function Version({ name, number }) {
       ${lineage.base && html`<${Fact} name="Base">${lineage.base}<//>`}
       ${lineage.data.length > 0 && html`<${Fact} name="Data" title=${lineage.data_sha256 ?? undefined}>${lineage.data.join(', ')}<//>`}
       <${Fact} name="Hash of the document" title=${lineage.document_sha256}>${lineage.document_sha256.slice(0, 12)}<//></dl>
-    ${lineage.parents.length > 0 && html`<h3>Started from</h3><ol>${lineage.parents.map((one) => html`<li key=${one.job_id}>${one.model ? html`<${ToVersion} reference=${one.model} /> (` : ''}${one.exists ? html`<a href=${toJob(one.job_id)} style=${IN_TEXT}>${one.job_id}</a>` : `${one.job_id}, deleted`}${one.step === null ? '' : `, step ${whole(one.step)}`}${one.model ? ')' : ''}</li>`)}</ol>`}
+    ${lineage.parents.length > 0 && html`<h3>Started from</h3><ol>${lineage.parents.map((one) => html`<li key=${one.job_id}>${one.model ? html`<${ToVersion} reference=${one.model} /> (` : ''}${one.exists ? html`<${NamedJob} id=${one.job_id} style=${IN_TEXT} />` : `${one.job_id}, deleted`}${one.step === null ? '' : `, step ${whole(one.step)}`}${one.model ? ')' : ''}</li>`)}</ol>`}
     ${data.card && html`<h3>Card</h3><div class="notes" tabindex="0" role="region" aria-label="Card">${card}</div>`}
     <h3>Files</h3><table><thead><tr><th>Path</th><th class="num">Size</th><th>SHA-256</th></tr></thead>
       <tbody>${data.files.map((one) => html`<tr key=${one.path}><td><code>${one.path}</code>${one.missing && html` <strong>missing from the storage</strong>`}</td><td class="num">${bytes(one.size_bytes)}</td><td title=${one.sha256}><code>${one.sha256.slice(0, 12)}</code></td></tr>`)}</tbody></table>
@@ -110,8 +113,7 @@ function ToVersion({ reference }) {
   return html`<a href=${link(['models', name], { version })} style=${IN_TEXT}>${name}@${version}</a>`;
 }
 
-function Moves({ name }) {
-  const { items, error, more } = usePages(`${pathOf(name)}/moves`);
+function Moves({ items, error, more }) {
   if (!items?.length) return html`<${Failure} error=${error} />`;
   return html`<div class="card"><h2>Changes of aliases</h2><table><thead><tr><th>Alias</th><th class="num">From</th><th class="num">To</th><th>By</th><th>Time</th></tr></thead>
     <tbody>${items.map((one, at) => html`<tr key=${items.length - at}><td>${one.alias}</td><td class="num">${one.from_version ?? '–'}</td><td class="num">${one.to_version ?? '–'}</td><td>${one.moved_by}</td><td><${Time} at=${one.moved_at} /></td></tr>`)}</tbody></table><${More} more=${more} /></div>`;

@@ -4,6 +4,7 @@ import { clock, duration, exactly, seconds } from '../../lib/format.js';
 import { html, useEffect, useRef, useState } from '../../lib/html.js';
 import { useNow } from '../../lib/live.js';
 import { Loading } from '../../parts/common.js';
+import { Message } from '../../parts/job_parts.js';
 
 const FAULTS = new Set(['divergence', 'drill', 'hang', 'regrouping']);
 
@@ -59,7 +60,7 @@ export function EventList({ events }) {
     <tbody>${[...events].reverse().map((event) => html`<tr key=${event.seq}>
       <td title=${exactly(event.time)}>${clock(event.time)}</td>
       <td>${event.to_state ? html`<span class=${`state state-${event.to_state.toLowerCase()}`}>${event.to_state}</span>` : html`<code>${event.type}</code>`}</td>
-      <td>${event.message}${event.actor && event.actor !== 'anonymous' ? html` <span class="soft">by ${event.actor}</span>` : ''}</td></tr>`)}</tbody></table></div>`;
+      <td><${Message} text=${event.message} />${event.actor && event.actor !== 'anonymous' ? html` <span class="soft">by ${event.actor}</span>` : ''}</td></tr>`)}</tbody></table></div>`;
 }
 
 // The time of the job's last change of state or of its first step, whichever is later.

@@ -1,0 +1,24 @@
+"""Views of browsers that stay signed in."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from dray.views.base import View
+
+
+class CurrentUser(View):
+    """The user who makes the request."""
+
+    name: str
+    is_admin: bool
+    """Whether the user may change queues, and objects of other users."""
+
+
+class SignedIn(View):
+    """A browser that stays signed in. Its cookie, which the response sets, permits reading."""
+
+    user: str
+    write_key: str
+    """A change that is authorised by the cookie needs this key in the header `X-Dray-Write-Key`."""
+    expires_at: datetime
