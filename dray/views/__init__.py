@@ -25,4 +25,5 @@ from dray.views.reports import *
 from dray.views.reservations import *
 from dray.views.schedules import *
 from dray.views.tracking import *
+from dray.views.usage import *
 from dray.views.webhooks import *
