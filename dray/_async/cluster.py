@@ -19,6 +19,11 @@ CHECK_PERIOD_S = 0.5
 
 
 class ClusterCalls(Calls):
+    async def caller(self) -> views.CallerInfo:
+        """Return the name of the user who owns the client's token, and whether the user is an
+        admin."""
+        return await self._read(views.CallerInfo, Call("GET", "/v1/caller"))
+
     async def base_models(self) -> list[views.CatalogueEntry]:
         """Return the base models for fine-tuning in the server's catalogue."""
         return await self._list(views.CataloguePage, "/v1/base-models")
