@@ -12,7 +12,7 @@ from alembic import op
 
 from service.db.types import UtcDateTime, from_json
 from service.domain.costs.slot_history import SlotHistory
-from service.domain.costs.usage import QUARTER_S, quarter_bounds, quarter_of
+from service.domain.costs.usage import OF_HOUR, QUARTER_S, quarter_bounds, quarter_of
 from service.lifecycle.resizing import held_request
 
 revision = "0065"
@@ -21,13 +21,14 @@ down_revision = "0062"
 CHUNK = 500
 _AMOUNTS = ("slot_seconds", "cpu_seconds", "gpu_seconds", "gpu_measured_s", "gpu_idle_s", "cost")
 _COUNTS = ("num_started", "num_succeeded", "num_failed", "num_cancelled")
-Cells = dict[tuple[int, str, str, str], dict[str, float]]
+Cells = defaultdict[tuple[Any, ...], dict[str, float]]
 
 
 def upgrade() -> None:
     zero = sa.text("0")
     op.create_table(
         "usage",
+        sa.Column("length", sa.BigInteger(), primary_key=True, autoincrement=False),
         sa.Column("quarter", sa.BigInteger(), primary_key=True, autoincrement=False),
         sa.Column("owner", sa.String(255), primary_key=True),
         sa.Column("queue", sa.String(64), primary_key=True),
@@ -51,11 +52,14 @@ def upgrade() -> None:
         sa.Column("job_seconds", sa.Float(53), nullable=False),
     )
     cells: Cells = defaultdict(lambda: dict.fromkeys((*_AMOUNTS, *_COUNTS), 0))
+    currencies: dict[tuple[str, int], str] = {}
     for row in _read(_COSTS):
+        currencies[row["job_id"], row["attempt"]] = row["currency"]
         _add_shares(cells, row, row["since"], row["until"], {"cost": row["total"]}, row["currency"])
     for row in _read(_ATTEMPTS):
         if row["started_at"] is None or row["held_until"] is None:
             continue
+        currency = currencies.get((row["job_id"], row["attempt"]), "")
         held = sum(each["slot_seconds"] for each in (row["held"] or {}).values())
         bundle = held_request(row["slices"], row["bundle"], row["roles"]).mean_bundle
         amounts = {
@@ -63,7 +67,7 @@ def upgrade() -> None:
             "cpu_seconds": held * bundle.get("CPU", 0.0),
             "gpu_seconds": held * bundle.get("GPU", 0.0),
         }
-        _add_shares(cells, row, row["started_at"], row["held_until"], amounts)
+        _add_shares(cells, row, row["started_at"], row["held_until"], amounts, currency)
     for row in _read("SELECT owner, queue, state, started_at, finished_at FROM jobs"):
         ended = f"num_{row['state'].lower()}"
         for at, name in ((row["started_at"], "num_started"), (row["finished_at"], ended)):
@@ -80,12 +84,12 @@ _COSTS = """
     )
 """
 _ATTEMPTS = """
-    SELECT jobs.owner, coalesce(attempts.queue, jobs.queue) AS queue, attempts.started_at,
-        attempts.held, attempts.held_until, attempts.sizes, attempts.slices, attempts.bundle,
+    SELECT attempts.job_id, attempts.attempt, jobs.owner, coalesce(attempts.queue, jobs.queue) AS queue,
+        attempts.started_at, attempts.held, attempts.held_until, attempts.sizes, attempts.slices, attempts.bundle,
         attempts.roles
     FROM attempts JOIN jobs ON jobs.id = attempts.job_id WHERE attempts.finished_at IS NOT NULL
     UNION ALL
-    SELECT owner, queue, started_at, held, held_until, sizes, slices, bundle, roles
+    SELECT job_id, attempt, owner, queue, started_at, held, held_until, sizes, slices, bundle, roles
     FROM deleted_attempts
 """
 _TIMES = ("since", "until", "started_at", "held_until", "finished_at")
@@ -94,8 +98,7 @@ _JSON = ("held", "sizes", "slices", "bundle", "roles")
 
 def _read(query: str) -> Iterator[Mapping[str, Any]]:
     connection = op.get_bind()
-    dialect = connection.dialect
-    parse_time = UtcDateTime().dialect_impl(dialect).result_processor(dialect, None)
+    parse_time = UtcDateTime().result_processor(connection.dialect, None)
     assert parse_time is not None
     for row in connection.execute(sa.text(query)).mappings():
         found = dict(row)
@@ -113,7 +116,7 @@ def _add_shares(
     since: datetime,
     until: datetime,
     amounts: Mapping[str, float],
-    currency: str = "",
+    currency: str,
 ) -> None:
     bounds = quarter_bounds(since, until)
     for index, share in SlotHistory(since, until, row["sizes"]).shares(bounds).items():
@@ -123,8 +126,17 @@ def _add_shares(
 
 
 def _insert(cells: Cells) -> None:
-    keys = ("quarter", "owner", "queue", "currency")
-    rows = [{**dict(zip(keys, key, strict=True)), **cell} for key, cell in sorted(cells.items())]
+    keys = ("length", "quarter", "owner", "queue", "currency")
+    hours: Cells = defaultdict(lambda: dict.fromkeys((*_AMOUNTS, *_COUNTS), 0))
+    for (quarter, *of), cell in cells.items():
+        hour = hours[quarter - quarter % OF_HOUR, *of]
+        for name, amount in cell.items():
+            hour[name] += amount
+    rows = [
+        {**dict(zip(keys, (length, *key), strict=True)), **cell}
+        for length, all_cells in ((1, cells), (OF_HOUR, hours))
+        for key, cell in sorted(all_cells.items())
+    ]
     names = (*keys, *_AMOUNTS, *_COUNTS)
     table = sa.table("usage", *map(sa.column, names))
     for start in range(0, len(rows), CHUNK):

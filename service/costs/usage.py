@@ -15,14 +15,14 @@ from service.lifecycle.usage import add_shares
 
 def attempt_ended(session: Session, job: JobRow, attempt: AttemptRow) -> None:
     """Add the slots that the attempt held, and their cost, to the usage."""
-    queue = attempt.queue or job.queue
+    cost = repository.cost_of(session, job.id, attempt.attempt)
+    whose = job.owner, attempt.queue or job.queue, "" if cost is None else cost.currency
     if attempt.started_at is not None and attempt.held_until is not None:
         history = SlotHistory(attempt.started_at, attempt.held_until, attempt.sizes)
-        add_shares(session, job.owner, queue, history, slots_of(attempt))
-    cost = repository.cost_of(session, job.id, attempt.attempt)
+        add_shares(session, *whose, history, slots_of(attempt))
     if cost is not None:
         history = SlotHistory(cost.since, cost.until, cost.sizes)
-        add_shares(session, job.owner, queue, history, {"cost": cost.total}, cost.currency)
+        add_shares(session, *whose, history, {"cost": cost.total})
 
 
 def slots_of(attempt: Any) -> dict[str, float]:

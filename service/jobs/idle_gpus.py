@@ -41,9 +41,9 @@ class IdleGpuSearch:
         def work(session: Session) -> views.IdleGpuReport:
             items, unmeasured = [], []
             for row in usage_repository.live(session):
-                num_gpus = amounts_of(
-                    resizing.held_request(row.slices, row.bundle, row.roles)
-                ).get("GPU", 0.0)
+                num_gpus = amounts_of(resizing.held_request(row.slices, row.bundle, row.roles)).get(
+                    "GPU", 0.0
+                )
                 if not num_gpus:
                     continue
                 who = {name: getattr(row, name) for name in ("job_id", "name", "owner", "queue")}

@@ -106,8 +106,8 @@ class UsageReports:
         """Return the usage in the hours or days that contain any of the time from `since` to
         `until`, which default to the last 24 hours or 7 days.
 
-        Raises InvalidParameter if the time is too long, too early, or in the future, or if there is no
-        such time zone.
+        Raises InvalidParameter if the time is too long, too early, or in the future, or if there is
+        no such time zone.
         """
         now = self._clock()
         buckets = _buckets(now, per, since, until, time_zone)
@@ -208,9 +208,7 @@ def _capacity(rows: Sequence[Row[Any]], num_buckets: int) -> views.CapacitySerie
     of = {row.bucket: row for row in rows}
 
     def numbers(name: str, unit: float) -> list[float]:
-        return [
-            _shown(getattr(of[n], name) / unit) if n in of else 0.0 for n in range(num_buckets)
-        ]
+        return [_shown(getattr(of[n], name) / unit) if n in of else 0.0 for n in range(num_buckets)]
 
     return views.CapacitySeries(
         measured_s=numbers("measured_s", 1.0),

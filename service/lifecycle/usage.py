@@ -47,9 +47,9 @@ def add_shares(
     session: Session,
     owner: str,
     queue: str,
+    currency: str,
     history: SlotHistory,
     amounts: Mapping[str, float],
-    currency: str = "",
 ) -> None:
     """Divide the amounts of an ended attempt among the quarters in which it held slots."""
     bounds = quarter_bounds(history.since, history.until)
@@ -64,12 +64,13 @@ def samples_joined(session: Session, job_id: str, samples: SystemSamples) -> Non
     job = repository.holder(session, job_id) if columns else None
     if job is None:
         return
+    currency = (job.cost or {}).get("currency", "")
     part = min(1.0, job.bundle.get("GPU", 1.0))
     for uses in columns:
         for quarter, seconds, is_idle in measured(samples.times, uses):
             idle = {"gpu_idle_s": part * seconds} if is_idle else {}
             amounts = {"gpu_measured_s": part * seconds, **idle}
-            _count(session, UsageKey(quarter, job.owner, job.queue), amounts)
+            _count(session, UsageKey(quarter, job.owner, job.queue, currency), amounts)
 
 
 def is_gpu_use(key: str) -> bool:

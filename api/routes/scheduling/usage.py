@@ -19,9 +19,7 @@ from service.jobs.idle_gpus import MAX_IDLE_S, IdleGpuSearch
 from service.jobs.usage import UsageReports
 
 router = APIRouter(prefix="/v1/usage", tags=["costs"])
-TheUsageReports = Annotated[
-    UsageReports, use_cases(lambda runtime: UsageReports(runtime.database))
-]
+TheUsageReports = Annotated[UsageReports, use_cases(lambda runtime: UsageReports(runtime.database))]
 TheIdleGpus = Annotated[IdleGpuSearch, use_cases(lambda runtime: IdleGpuSearch(runtime.database))]
 
 

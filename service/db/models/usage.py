@@ -1,5 +1,5 @@
-"""Tables of the usage of the cluster over time, for each quarter of an hour. The usage of an attempt
-is added when the attempt ends. The rows remain when jobs are deleted."""
+"""Tables of the usage of the cluster over time, for each quarter of an hour. The usage of an
+attempt is added when the attempt ends. The rows remain when jobs are deleted."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ _ZERO = text("0")
 
 
 class UsageRow(Base):
-    """What the ended attempts of a user in a queue used in a quarter of an hour, and the jobs that
-    started and ended in it. The columns are described by `service.domain.costs.usage.UsageKey` and
-    `AMOUNTS`."""
+    """What the ended attempts of a user in a queue used in a quarter of an hour, or in an hour, and
+    the jobs that started and ended in it. The columns are described by
+    `service.domain.costs.usage.UsageKey` and `AMOUNTS`."""
 
     __tablename__ = "usage"
+    length: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    """1 for a quarter of an hour, and 4 for the sum of an hour, from which reports in most time
+    zones are read."""
     quarter: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     owner: Mapped[str] = mapped_column(String(255), primary_key=True)
     queue: Mapped[str] = mapped_column(String(64), primary_key=True)

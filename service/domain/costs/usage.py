@@ -1,9 +1,9 @@
-"""What jobs use over time: quarters of an hour, in which usage is stored, and the hours or days of a
-time zone, in which it is shown.
+"""What jobs use over time: quarters of an hour, in which usage is stored, and the hours or days of
+a time zone, in which it is shown.
 
 Usage is stored for each quarter of an hour, because the offset of every time zone from UTC is a
 multiple of 15 minutes. Therefore each hour and each day of each time zone consists of whole
-quarters.
+quarters. The sums of whole hours are stored too, because most offsets are whole hours.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Literal
 from zoneinfo import ZoneInfo
 
 QUARTER_S = 900
+OF_HOUR = 4
+"""Number of quarters in an hour."""
 AMOUNTS = (
     *("slot_seconds", "cpu_seconds", "gpu_seconds", "gpu_measured_s", "gpu_idle_s", "cost"),
     *("num_started", "num_succeeded", "num_failed", "num_cancelled"),
@@ -37,7 +39,7 @@ MAX_DAYS: Mapping[Per, int] = {"hour": 31, "day": 366}
 class UsageKey:
     """The quarter (Unix time divided by QUARTER_S), user, queue and currency of an amount.
 
-    The currency is empty, except for costs.
+    The currency is that of the costs in the row; empty if there are none.
     """
 
     quarter: int
@@ -84,6 +86,11 @@ class UsageBuckets:
     @property
     def until(self) -> datetime:
         return datetime.fromtimestamp(self.bounds[-1], UTC)
+
+    @property
+    def length(self) -> int:
+        """Number of quarters of the rows from which the report can be read: OF_HOUR or 1."""
+        return 1 if any(bound % 3600 for bound in self.bounds) else OF_HOUR
 
     def runs(self) -> list[BucketRun]:
         """Return runs of buckets of the same length: usually one, and more with days that have 23

@@ -1,5 +1,5 @@
-"""Records the capacity of the cluster and the reasons of waiting jobs, for reports of the usage over
-time."""
+"""Records the capacity of the cluster and the reasons of waiting jobs, for reports of the usage
+over time."""
 
 from __future__ import annotations
 

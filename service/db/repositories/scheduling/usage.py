@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Row, Subquery, Table, case, delete, func, literal, select
@@ -18,16 +19,21 @@ from service.db.models import (
     WaitRow,
 )
 from service.db.repositories.bulk import CHUNK, in_chunks, insert_of, table_of
-from service.domain.costs.usage import AMOUNTS, QUARTER_S, UsageBuckets, UsageKey
+from service.domain.costs.usage import AMOUNTS, OF_HOUR, QUARTER_S, UsageBuckets, UsageKey
 
 CAPACITY = ("measured_s", "cpu_seconds", "gpu_seconds")
 
 
 def add(session: Session, counted: Mapping[UsageKey, Mapping[str, float]]) -> None:
-    """Add to the amounts of these quarters, users and queues."""
+    """Add to the amounts of these quarters, users and queues, and to those of their hours."""
+    sums: dict[tuple[int, UsageKey], Counter[str]] = defaultdict(Counter)
+    for key, amounts in counted.items():
+        hour = replace(key, quarter=key.quarter - key.quarter % OF_HOUR)
+        sums[1, key].update(amounts)
+        sums[OF_HOUR, hour].update(amounts)
     rows = [
-        {**asdict(key), **{name: amounts.get(name, 0) for name in AMOUNTS}}
-        for key, amounts in counted.items()
+        {"length": length, **asdict(key), **{name: amounts[name] for name in AMOUNTS}}
+        for (length, key), amounts in sums.items()
     ]
     _add(session, table_of(UsageRow), rows)
 
@@ -64,7 +70,9 @@ def _add(session: Session, table: Table, rows: Sequence[Mapping[str, Any]]) -> N
 
 def forget(session: Session, before_quarter: int) -> None:
     """Delete the rows of earlier quarters."""
-    for table in map(table_of, (UsageRow, CapacityRow, WaitRow)):
+    of_each = UsageRow.length.in_((1, OF_HOUR))  # so that the key is used as an index
+    session.execute(delete(UsageRow).where(of_each, UsageRow.quarter < before_quarter))
+    for table in map(table_of, (CapacityRow, WaitRow)):
         session.execute(delete(table).where(table.c.quarter < before_quarter))
 
 
@@ -73,10 +81,10 @@ def cost_of(session: Session, job_id: str, attempt: int) -> AttemptCostRow | Non
 
 
 def holder(session: Session, job_id: str) -> Row[Any] | None:
-    """Return the `owner`, `queue` and `bundle` of a job."""
+    """Return the `owner`, `queue`, `bundle` and `cost` of a job."""
     c = JobRow.__table__.c
     return session.execute(
-        select(c.owner, c.queue, c.bundle).where(c.id == job_id)
+        select(c.owner, c.queue, c.bundle, c.cost).where(c.id == job_id)
     ).one_or_none()
 
 
@@ -88,7 +96,7 @@ def totals(
     by: `owner` or `queue`, or None for the total, whose name is empty. owner: if set, the name of
     all other users is empty.
     """
-    inner = _in_buckets(table_of(UsageRow), buckets)
+    inner = _in_buckets(table_of(UsageRow), buckets, UsageRow.length == buckets.length)
     key: ColumnElement[Any] = literal("") if by is None else inner.c[by]
     if by == "owner" and owner is not None:
         key = case((inner.c.owner == owner, inner.c.owner), else_="")
@@ -116,18 +124,19 @@ def waits(session: Session, buckets: UsageBuckets) -> Sequence[Row[Any]]:
     ).all()
 
 
-def _in_buckets(table: Table, buckets: UsageBuckets) -> Subquery:
+def _in_buckets(table: Table, buckets: UsageBuckets, *conditions: ColumnElement[bool]) -> Subquery:
     """Return the rows in the buckets, with the index of each row's bucket."""
-    quarter, runs = table.c.quarter, buckets.runs()
-    index: Any = None
-    for run in reversed(runs):
-        here = (quarter - run.quarter) // run.length + run.index
-        index = here if index is None else case((quarter < index_begin, here), else_=index)
-        index_begin = run.quarter
+    quarter = table.c.quarter
+    index = case(
+        *(
+            (quarter >= run.quarter, (quarter - run.quarter) // run.length + run.index)
+            for run in reversed(buckets.runs())
+        )
+    )
     first, last = buckets.bounds[0] // QUARTER_S, buckets.bounds[-1] // QUARTER_S
     return (
         select(index.label("bucket"), *table.c)
-        .where(quarter >= first, quarter < last)
+        .where(*conditions, quarter >= first, quarter < last)
         .subquery()
     )
 

@@ -80,9 +80,7 @@ def newest_points(session: Session, job_id: str) -> Sequence[bytes]:
     return session.connection().execute(query).scalars().all()
 
 
-def all_points_after(
-    session: Session, job_id: str, after_time: int
-) -> Sequence[Row[int, bytes]]:
+def all_points_after(session: Session, job_id: str, after_time: int) -> Sequence[Row[int, bytes]]:
     """Return (first_rank, points) of the rows that contain a sample after this time, in the order
     of insertion."""
     query = select(_C.first_rank, _C.points).where(_C.job_id == job_id, _C.last_time > after_time)

@@ -317,9 +317,7 @@ async def test_ranks_of_different_rows_are_all_seen(service: Service) -> None:
 
 
 @pytest.mark.parametrize("num_samples", [system_metrics.LONE_SAMPLES + 7, 9])
-async def test_idle_gpu_hours_are_those_of_the_samples(
-    service: Service, num_samples: int
-) -> None:
+async def test_idle_gpu_hours_are_those_of_the_samples(service: Service, num_samples: int) -> None:
     job_id = await on_gpus(service, ranks=2)
     uses = [0.0 if n % 3 else 0.7 for n in range(num_samples)]
     sampled(service, job_id, *uses, ranks=(0, 1))
