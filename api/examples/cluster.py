@@ -149,6 +149,7 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
     },
     "CatalogueEntry": {**MODEL, "licence_text": "LLAMA 3.1 COMMUNITY LICENSE AGREEMENT ..."},
     "CataloguePage": {"items": [MODEL]},
+    "CallerInfo": {"name": "ann", "is_admin": False},
     "Liveness": {"status": "ok"},
     "Readiness": {"status": "ok", "checks": {"database": "ok", "cluster": "ok", "loops": "ok"}},
 }

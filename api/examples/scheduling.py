@@ -18,6 +18,19 @@ OTHER_JOB: dict[str, Any] = {
     "world_size": 4,
 }
 
+USED: Mapping[str, Any] = {
+    "slot_hours": [96.0, 12.0],
+    "cpu_hours": [384.0, 48.0],
+    "gpu_hours": [96.0, 12.0],
+    "measured_gpu_hours": [95.9, 11.8],
+    "idle_gpu_hours": [10.5, 0.0],
+    "costs": [{"currency": "EUR", "amounts": [240.0, 30.0]}],
+    "num_started": [12, 3],
+    "num_succeeded": [9, 2],
+    "num_failed": [1, 0],
+    "num_cancelled": [1, 0],
+}
+
 USE: Mapping[str, Any] = {
     "num_waiting": 3,
     "num_held": 1,
@@ -173,6 +186,46 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
             }
         ],
         "next_cursor": None,
+    },
+    "UsageReport": {
+        "since": "2026-01-01T00:00:00Z",
+        "until": "2026-01-03T00:00:00Z",
+        "per": "day",
+        "by": "user",
+        "time_zone": "UTC",
+        "starts": ["2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"],
+        "total": {"name": None, **USED},
+        "series": [{"name": "ann", **USED}],
+        "capacity": {
+            "measured_s": [86400.0, 43200.0],
+            "cpu_hours": [1536.0, 768.0],
+            "gpu_hours": [192.0, 96.0],
+        },
+        "waits": [{"code": "waiting_for_slots", "job_hours": [31.5, 0.0]}],
+    },
+    "IdleGpuReport": {
+        "min_idle_s": 900.0,
+        "items": [
+            {
+                "job_id": JOB_ID,
+                "name": "digits",
+                "owner": "ann",
+                "queue": "night",
+                "ranks": [1],
+                "num_idle": 1,
+                "num_measured": 2,
+                "idle_since": "2026-01-01T11:20:00Z",
+            }
+        ],
+        "unmeasured": [
+            {
+                "job_id": OTHER_ID,
+                "name": "nightly",
+                "owner": "bob",
+                "queue": "night",
+                "num_gpus": 4.0,
+            }
+        ],
     },
     "CostReport": {
         "by": "user",

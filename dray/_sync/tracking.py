@@ -13,11 +13,14 @@ from dray import frames, views
 from dray._http import downloads, references
 from dray._http.transport import Call, params, present, segment
 from dray._sync.reports import ReportCalls
-<<<<<<< HEAD
-from dray.filters import JobGroups, States, TableFile, label_texts, states_of
-=======
-from dray.filters import ImportanceFilter, JobGroups, States, label_texts, states_of
->>>>>>> w7
+from dray.filters import (
+    ImportanceFilter,
+    JobGroups,
+    States,
+    TableFile,
+    label_texts,
+    states_of,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -137,7 +140,6 @@ class TrackingCalls(ReportCalls):
         query = references.query_of(chosen)
         return self._items(views.JobGroupPage, "/v1/job-groups", query, page_size=page_size)
 
-<<<<<<< HEAD
     def save_table(
         self,
         path: str | PathLike[str],
@@ -145,13 +147,6 @@ class TrackingCalls(ReportCalls):
         *,
         file_format: TableFormat = "parquet",
         sort: str | None = None,
-=======
-    def importance(
-        self,
-        metric: str,
-        *,
-        include_stopped: bool = False,
->>>>>>> w7
         state: States | None = None,
         queue: str | None = None,
         label: Mapping[str, str] | None = None,
@@ -167,7 +162,6 @@ class TrackingCalls(ReportCalls):
         created_after: datetime | None = None,
         created_before: datetime | None = None,
         where: str | None = None,
-<<<<<<< HEAD
     ) -> int:
         """Write the jobs that match all arguments, at most 100,000, to a Parquet or CSV file with a
         row for each job. Returns the size of the file in bytes.
@@ -181,19 +175,6 @@ class TrackingCalls(ReportCalls):
             columns=",".join(columns),
             format=file_format,
             sort=sort,
-=======
-    ) -> views.Importance:
-        """Return how much a metric depends on each field in which the documents of the jobs differ,
-        estimated from the jobs that match all arguments and succeeded.
-
-        metric: such as `val/loss` or `best:val/loss`. include_stopped: whether trials that were
-        stopped early count. The other arguments are the same as in `jobs`. If there are fewer than
-        20 jobs, the result has a `reason` instead of importances. Raises InvalidSearch.
-        """
-        chosen = ImportanceFilter.model_construct(
-            metric=metric,
-            include_stopped=include_stopped,
->>>>>>> w7
             state=states_of(state),
             queue=queue,
             label=label_texts(label),
@@ -210,16 +191,61 @@ class TrackingCalls(ReportCalls):
             created_before=created_before,
             where=where,
         )
-<<<<<<< HEAD
         headers = {"Accept": "*/*"}
         query = references.query_of(chosen)
         call = Call("GET", "/v1/job-table", query, headers, wait_s=EXPORT_S)
         response = self._send(call)
         return downloads.write_whole(Path(path), response.content)
-=======
+
+    def importance(
+        self,
+        metric: str,
+        *,
+        include_stopped: bool = False,
+        state: States | None = None,
+        queue: str | None = None,
+        label: Mapping[str, str] | None = None,
+        owner: str | None = None,
+        project: str | None = None,
+        name: str | None = None,
+        name_glob: str | None = None,
+        text: str | None = None,
+        array: str | None = None,
+        array_index: int | None = None,
+        schedule: str | None = None,
+        reservation: str | None = None,
+        created_after: datetime | None = None,
+        created_before: datetime | None = None,
+        where: str | None = None,
+    ) -> views.Importance:
+        """Return how much a metric depends on each field in which the documents of the jobs differ,
+        estimated from the jobs that match all arguments and succeeded.
+
+        metric: such as `val/loss` or `best:val/loss`. include_stopped: whether trials that were
+        stopped early count. The other arguments are the same as in `jobs`. If there are fewer than
+        20 jobs, the result has a `reason` instead of importances. Raises InvalidSearch.
+        """
+        chosen = ImportanceFilter.model_construct(
+            metric=metric,
+            include_stopped=include_stopped,
+            state=states_of(state),
+            queue=queue,
+            label=label_texts(label),
+            owner=owner,
+            project=project,
+            name=name,
+            name_glob=name_glob,
+            text=text,
+            array=array,
+            array_index=array_index,
+            schedule=schedule,
+            reservation=reservation,
+            created_after=created_after,
+            created_before=created_before,
+            where=where,
+        )
         call = Call("GET", "/v1/importance", references.query_of(chosen))
         return self._read(views.Importance, call)
->>>>>>> w7
 
     def save_view(
         self, name: str, /, *, view_project: str | None = None, **query: Any
@@ -260,12 +286,11 @@ class TrackingCalls(ReportCalls):
         """Yield the experiments, which are the values of the label `experiment`, sorted by name."""
         return self._items(views.ExperimentPage, "/v1/experiments", page_size=page_size)
 
-    def experiment(self, name: str, *, brief: bool = False) -> views.ExperimentSummary:
+    def experiment(self, name: str) -> views.ExperimentSummary:
         """Return the experiment: its notes, baseline, pinned jobs and layout, the states of its
-        jobs and, unless `brief` is set, the range of each metric. Raises ExperimentNotFound if the
-        experiment has no jobs."""
-        call = Call("GET", _path(name), params(brief=brief))
-        return self._read(views.ExperimentSummary, call)
+        jobs and the range of each metric. Raises ExperimentNotFound if the experiment has no
+        jobs."""
+        return self._read(views.ExperimentSummary, Call("GET", _path(name)))
 
     def pin_baseline(self, name: str, job_id: str | None) -> views.ExperimentSummary:
         """Pin a job as the baseline of an experiment; None removes the baseline. Raises

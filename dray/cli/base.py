@@ -44,6 +44,7 @@ ORDER = (
         "reservation",
         "costs",
         "accounting",
+        "usage",
     ),
     *("shares", "hold", "release", "move"),
     *("change", "priority", "max-running", "preempt", "drill", "hangs", "schedule"),

@@ -27,4 +27,5 @@ from dray.views.reservations import *
 from dray.views.schedules import *
 from dray.views.sign_in import *
 from dray.views.tracking import *
+from dray.views.usage import *
 from dray.views.webhooks import *

@@ -162,3 +162,10 @@ class Cluster(View):
     autoscaling: AutoscalingState | None = None
     """Unset if autoscaling is not configured."""
     updated_at: datetime | None = None
+
+
+class CallerInfo(View):
+    """The user who makes a request."""
+
+    name: str
+    is_admin: bool

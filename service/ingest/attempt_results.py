@@ -25,7 +25,7 @@ from ray_workers.shared.contracts import (
     PollReply,
 )
 from ray_workers.shared.frame_fields import clean
-from service.costs import spending
+from service.costs import spending, usage
 from service.db.models import AttemptRow, JobRow
 from service.db.repositories import attempts as attempts_repository
 from service.db.repositories import events as events_repository
@@ -252,6 +252,7 @@ class _Recorder:
         resizing.close(row)
         goodput.close(session, job, row, outcome.cause, ended_at)
         spending.charge(session, job, row, self.prices, ended_at)
+        usage.attempt_ended(session, job, row)
         job.runtime_used_s += ran_s(row, outcome, ended_at)
         by_drill = self.is_drilled and fault_injection.attempt_ended(
             session, job, row, outcome, ended_at, now

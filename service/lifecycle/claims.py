@@ -46,7 +46,7 @@ from service.domain.scheduling import policy
 from service.domain.scheduling.placement.phrases import workers
 from service.domain.scheduling.rules.times import latest_start
 from service.domain.states import Trigger, transition
-from service.lifecycle import held_slots, moves, node_checks, resizing, singletons
+from service.lifecycle import held_slots, moves, node_checks, resizing, singletons, usage
 from service.lifecycle.transitions import announce, changes_of, move, runtime_left_s, state_event
 
 
@@ -200,6 +200,7 @@ def _begin(
     attempts_repository.insert(session, attempts)
     events_repository.add_events(session, events)
     moves.note(session, events)
+    usage.jobs_started(session, [e.row for e in startable if e.row.attempt == 0], now)
     for each in startable:
         announce(session, each.row)
 

@@ -299,7 +299,7 @@ def _end(
     events_repository.add_events(session, rows)
     moves.note(session, rows)
     if rows:
-        moves.ended(session, state, len(rows))
+        moves.ended(session, changed, state, now)
     repository.withdraw(session, units)
     for row in changed:
         notify(session, row.id, events_of(row.id))

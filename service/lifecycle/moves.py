@@ -8,7 +8,7 @@ transaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
 from typing import Any
@@ -27,6 +27,7 @@ from service.db.session import at_end, measure, notify
 from service.domain import meter
 from service.domain.scheduling.rules.tree import QueueTree
 from service.domain.webhooks import MAX_REASON, final_metrics, is_notified, type_of
+from service.lifecycle import usage
 
 Move = Mapping[str, Any]
 """The columns of an event that records a change of state."""
@@ -40,9 +41,10 @@ def note(session: Session, moves: Iterable[Move]) -> None:
     at_end(session, _write_messages)
 
 
-def ended(session: Session, state: JobState, number: int = 1) -> None:
-    """Count jobs that have ended."""
-    measure(session, meter.JOB_ENDS, number, state.value)
+def ended(session: Session, rows: Sequence[Any], state: JobState, now: datetime) -> None:
+    """Count jobs that have ended in this state. Each row has an `owner` and a `queue`."""
+    measure(session, meter.JOB_ENDS, len(rows), state.value)
+    usage.jobs_ended(session, rows, state, now)
 
 
 def _write_messages(session: Session) -> None:

@@ -72,7 +72,7 @@ class Ends:
         ]
         dependencies.resolve(session, ended, now)
         for job, _ in self._jobs:
-            moves.ended(session, job.state)
+            moves.ended(session, [job], job.state, now)
             if job.state is JobState.FAILED:
                 dependencies.trial_failed(session, job, now)
         self._jobs, self._events = [], []

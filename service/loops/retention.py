@@ -15,10 +15,12 @@ from service.config.settings import Settings
 from service.db.repositories import storage as repository
 from service.db.repositories.scheduling import accounting as accounting_repository
 from service.db.repositories.scheduling import node_checks as node_checks_repository
+from service.db.repositories.scheduling import usage as usage_repository
 from service.db.repositories.scheduling import withheld as withheld_repository
 from service.db.repositories.submission import tuning_requests as tuning_repository
 from service.db.repositories.telemetry import chunks as chunks_repository
 from service.db.session import Database
+from service.domain.costs.usage import quarter_of
 from service.domain.errors import CheckpointInUse, FolderSpoilt, NotFound, StorageUnavailable
 from service.domain.scheduling.rules.shares import REMEMBERED_S
 from service.jobs.service import Jobs
@@ -39,6 +41,8 @@ KEPT_TESTS = timedelta(days=7)
 KEPT_FAULTS = timedelta(days=30)
 """Time for which the faults of hosts that have left the cluster are stored. It is long, because a
 host that returns from a repair before this time still has to be released."""
+KEPT_USAGE = timedelta(days=800)
+"""Time for which the usage over time is stored."""
 BATCH = 100
 """Maximum number of jobs that one rule deletes in one round."""
 
@@ -96,6 +100,8 @@ class Retention:
                 await self._database.write(lambda s: accounting_repository.forget(s, forgotten))
             now = await self._now()
             await self._database.write(lambda s: withheld_repository.forget(s, now, KEPT_FAULTS))
+            quarter = quarter_of(now - KEPT_USAGE)
+            await self._database.write(lambda s: usage_repository.forget(s, quarter))
             tried = now - MAX_BETWEEN_TRIES
             await self._database.write(lambda s: tuning_repository.forget_keys(s, tried))
             tested = now - KEPT_TESTS

@@ -29,6 +29,7 @@ from service.domain.system_metrics import (
     thinned,
     unpack,
 )
+from service.lifecycle import usage
 from service.telemetry.known_attempts import KnownAttempt
 
 
@@ -60,7 +61,9 @@ def _join(session: Session, job_id: str, rank: int) -> int:
     whole = [row for row in rows if not row.is_lone]
     mean_of = max((row.mean_of for row in whole), default=1)
     taken = repository.take(session, [row.id for row in rows if row.is_lone])
-    samples = thinned(joined(map(unpack, taken)), mean_of)
+    lone = joined(map(unpack, taken))
+    usage.samples_joined(session, job_id, lone)
+    samples = thinned(lone, mean_of)
     if sum(row.num_samples for row in whole) + len(samples.times) > MAX_SAMPLES:
         earlier = repository.take(session, [row.id for row in whole])
         samples = thinned(joined([*map(unpack, earlier), samples]), 2)

@@ -10,6 +10,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
+from tests.page import usage_days
 from tests.page.site import PRICES, Site
 from tests.unit.api.serving import serving
 
@@ -29,6 +30,7 @@ def main() -> None:
         with serving(home / "home", prices_file=home / "prices.yaml") as server:
             site = Site(server)
             job_id = site.everything(12)
+            usage_days.fill(server.hands)
             trials = server.ask("GET", "/v1/jobs?text=digits-sweep").json()["items"]
             ended = server.ask("GET", "/v1/jobs?text=baseline").json()["items"]
             compared = [job["id"] for job in ended]
@@ -36,6 +38,7 @@ def main() -> None:
                 "jobs": ("jobs", "light"),
                 "job": (f"jobs/{job_id}?ranks=1&smooth=0.9&more=1", "light"),
                 "cluster": ("cluster", "dark"),
+                "usage": ("cluster?tab=usage&by=user", "light"),
                 "table": (f"jobs?columns={COLUMNS}&sort=-best:val/accuracy", "light"),
                 "groups": ("jobs?group=user&sort=-best:val/accuracy", "light"),
                 "compare": (f"compare?jobs={','.join(compared)}&smooth=0.6", "light"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.marks import IN_BROWSER, SOAK
+from tests.page import usage_days
 from tests.page.conftest import TOKEN, Watched
 from tests.page.site import Site
 from tests.page.test_models import registered
@@ -25,6 +26,7 @@ def places(site: Site, server: LiveServer) -> list[tuple[str, str]]:
     """Each view with a selector of an element that exists once everything is shown."""
     job = f"jobs/{site.everything(6)}"
     registered(server, "digits")
+    usage_days.fill(server.hands)
 
     def ids(query: str) -> list[str]:
         headers = {"Authorization": f"Bearer {TOKEN}"}
@@ -42,6 +44,8 @@ def places(site: Site, server: LiveServer) -> list[tuple[str, str]]:
         *((f"jobs/{one}?more=1", ".notes h4") for one in baselines[-1:]),
         *((f"jobs/{one}", ".why") for one in ids("text=onerror")),
         ("cluster", ".forecast .when"),
+        ("cluster?tab=usage&by=user", ".stack .part"),
+        ("cluster?tab=webhooks", "#panel p"),
         ("submit", ".verdict.right"),
         ("experiments?metric=val/loss", "tbody tr"),
         ("experiments/rates", ".leaders tr"),

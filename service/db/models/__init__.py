@@ -15,4 +15,5 @@ from service.db.models.reports import *
 from service.db.models.reservations import *
 from service.db.models.schedules import *
 from service.db.models.tracking import *
+from service.db.models.usage import *
 from service.db.models.webhooks import *

@@ -1,8 +1,9 @@
 """How many slots an attempt held at each point in time, and which share of the slot-seconds lies in
-a period."""
+a period, or in each of several periods."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,6 +29,23 @@ class SlotHistory:
             total += num * (end - begin)
             inside += num * max(0.0, min(end, last) - max(begin, first))
         return inside / total if total else 0.0
+
+    def shares(self, bounds: Sequence[int]) -> dict[int, float]:
+        """Return the fraction of the slot-seconds in each period between two consecutive bounds,
+        keyed by the index of its first bound. Periods without slot-seconds are left out.
+
+        bounds: Unix times in seconds, in ascending order.
+        """
+        pieces = list(self._pieces())
+        total = sum(num * (end - begin) for begin, end, num in pieces)
+        found: dict[int, float] = {}
+        for begin, end, num in pieces:
+            index = max(0, bisect_right(bounds, begin) - 1)
+            while num and index < len(bounds) - 1 and bounds[index] < end:
+                inside = min(end, bounds[index + 1]) - max(begin, bounds[index])
+                found[index] = found.get(index, 0.0) + num * inside / total
+                index += 1
+        return {index: share for index, share in found.items() if share > 0}
 
     def elapsed_s(self, since: datetime, until: datetime) -> float:
         """Return how much of the time lies between these times, in seconds."""

@@ -38,6 +38,7 @@ from service.loops.scheduling.seen_nodes import LeftSlots, SeenNodes
 from service.loops.scheduling.stages import SchedulerRound, Stage
 from service.loops.scheduling.starter import Starter
 from service.loops.scheduling.trial_values import TrialValues
+from service.loops.scheduling.usage_sampler import UsageSampler
 from service.loops.scheduling.used_shares import QueuesAndBudgets, UsedShares
 from service.loops.shared import queue_view
 from service.loops.shared.term import LoopContext
@@ -81,6 +82,7 @@ class Scheduler:
             self._gate,
             ImpossibleJobs(context),
             recorder,
+            UsageSampler(context),
             StoredDecisions(context),
             Grants(context),
             BatchChanges(context),

@@ -18,6 +18,7 @@ from dray.cli.commands import (
     reports,
     reservations,
     shares,
+    usage,
 )
 
 OPENAPI = Path(__file__).parents[1] / "api" / "openapi.json"
@@ -35,6 +36,8 @@ METHODS: dict[str, Callable[..., Any]] = {
     "report_costs": Client.costs,
     "list_accounting": Client.accounting,
     "report_shares": Client.shares,
+    "report_usage": Client.usage,
+    "list_idle_gpus": Client.idle_gpus,
     "list_decisions": Client.decisions,
     "list_reservations": Client.reservations,
     "get_array": Client.wait_array,
@@ -81,6 +84,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "report_costs": costs.costs,
     "list_accounting": accounting.accounting,
     "report_shares": shares.shares,
+    "report_usage": usage.usage,
     "list_decisions": decisions.show_decisions,
     "list_reservations": reservations.list_reservations,
     "get_metrics": metrics.metrics,

@@ -14,6 +14,7 @@ function formatted(value, options) {
 export const fixed = (value, digits, short = false) => formatted(value, { minimumFractionDigits: short ? 0 : digits, maximumFractionDigits: digits });
 const TIME = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit', second: '2-digit' });
 const DAY = new Intl.DateTimeFormat(undefined, { day: 'numeric', month: 'short' });
+const HOUR = new Intl.DateTimeFormat(undefined, { day: 'numeric', month: 'short', hour: '2-digit', minute: '2-digit' });
 const WHEN = new Intl.DateTimeFormat(undefined, { dateStyle: 'medium', timeStyle: 'long' });
 
 export function number(value, digits = 4) {
@@ -85,6 +86,9 @@ export function clock(time) {
   const today = new Date().toDateString() === at.toDateString();
   return today ? TIME.format(at) : `${DAY.format(at)} ${TIME.format(at)}`;
 }
+
+// The begin of an hour or a day.
+export const period = (start, per) => (per === 'day' ? DAY : HOUR).format(new Date(start));
 
 export const exactly = (time) => (time ? WHEN.format(new Date(time)) : '');
 

@@ -1,21 +1,36 @@
-// The cluster and its queues: used slots, refused nodes with the reason, waiting jobs with their forecasts.
+// The cluster: its nodes, queues and waiting jobs now; its usage over time; and webhooks.
 
-import { link } from '../lib/address.js';
-import { ago, bytes, clock, duration, exactly, fixed, money, plural, whole } from '../lib/format.js';
+import { address, go, link } from '../lib/address.js';
+import { ago, bytes, clock, duration, exactly, fixed, plural } from '../lib/format.js';
 import { get } from '../lib/api.js';
 import { html, useEffect, useState } from '../lib/html.js';
 import { repeat, useNow, usePoll } from '../lib/live.js';
-import { Empty, Failure, Loading } from '../parts/common.js';
+import { useStore } from '../lib/stores.js';
+import { Empty, Failure, Loading, Tabs } from '../parts/common.js';
 import { IN_TEXT, Message, NamedJob, RayLink, State, gpuOf, nameOf, toJob } from '../parts/job_parts.js';
 import { GPU_USES, SAMPLED_MS } from '../parts/uses.js';
+import { amount } from './cluster/amounts.js';
+import { Queues } from './cluster/queues.js';
+import { Usage } from './cluster/usage.js';
+import { Webhooks } from './cluster/webhooks.js';
 
 const MOST_SLOTS = 64;
 const WITH_SLOTS = ['STARTING', 'RUNNING', 'RECOVERING', 'CANCELLING'];
 const FORECASTS = 12;
 
+const TABS = [['now', 'Now'], ['usage', 'Usage'], ['webhooks', 'Webhooks']];
+
 export function ClusterPage() {
+  const { params } = useStore(address);
+  const tab = TABS.some(([name]) => name === params.get('tab')) ? params.get('tab') : 'now';
+  return html`<section aria-labelledby="title"><h1 id="title">Cluster</h1>
+    <${Tabs} tabs=${TABS} current=${tab} label="Parts of the cluster" onChoose=${(name) => go(['cluster'], { tab: name === 'now' ? '' : name })} />
+    <div id="panel" role="tabpanel" aria-labelledby=${`tab-${tab}`}>${tab === 'usage' ? html`<${Usage} />` : tab === 'webhooks' ? html`<${Webhooks} />` : html`<${Now} />`}</div></section>`;
+}
+
+// Used slots, refused nodes with the reason, queues, and waiting jobs with their forecasts.
+function Now() {
   const cluster = usePoll('v1/cluster', {}, 4000);
-  const queues = usePoll('v1/queues', {}, 5000);
   const running = usePoll('v1/jobs', { state: WITH_SLOTS, brief: true, limit: 200 }, 4000);
   const now = useNow(5000);
   if (!cluster.data) return cluster.error ? html`<${Failure} error=${cluster.error} />` : html`<${Loading} />`;
@@ -23,8 +38,7 @@ export function ClusterPage() {
   const spread = new Set(nodes.flatMap((node, n) => node.jobs.filter((id) => nodes.some((other, m) => m !== n && other.jobs.includes(id)))));
   const jobs = Object.fromEntries((running.data?.items ?? []).map((job) => [job.id, job]));
   const totals = totalsOf(nodes);
-  return html`<section aria-labelledby="title">
-    <header class="head"><h1 id="title">Cluster</h1>
+  return html`<header class="head">
       <span class="soft">${plural(nodes.length, 'node')}${seen ? html`, seen <span title=${exactly(seen)}>${ago(seen, now)}</span>` : ''}</span>
       ${dashboard && html`<${RayLink} className="button" dashboard=${dashboard} place="cluster">Ray dashboard<//>`}</header>
     ${!connected && html`<div class="failure" role="alert"><strong>The service is not connected to the cluster.</strong> ${reason}</div>`}
@@ -34,12 +48,10 @@ export function ClusterPage() {
       ${autoscaling && html`<div class="fact"><dt>Requested nodes</dt><dd>${autoscaling.num_nodes}</dd></div>`}</dl>
     ${nodes.length === 0 && html`<${Empty}>There are no nodes.<//>`}
     <div class="nodes">${nodes.map((node) => html`<${Node} key=${node.node_id} node=${node} jobs=${jobs} spread=${spread} now=${now} dashboard=${dashboard} />`)}</div>
-    <h2>Queues</h2><${Failure} error=${queues.error} /><${Queues} queues=${queues.data?.items ?? []} />
-    <h2>Waiting jobs</h2><${Waiting} now=${now} running=${running.data?.items ?? []} />
-  </section>`;
+    <${Queues} />
+    <h2>Waiting jobs</h2><${Waiting} now=${now} running=${running.data?.items ?? []} />`;
 }
 
-const amount = (name, value) => (name === 'memory' ? bytes(value) : whole(Math.round(100 * value) / 100));
 const useful = (name) => name === 'CPU' || name === 'GPU' || name === 'memory';
 
 function totalsOf(nodes) {
@@ -105,16 +117,6 @@ function GpusOf({ id, name, isSpread }) {
   const note = isSpread ? 'runs on several nodes: see its ranks' : sample && !sample.ranks.length ? 'no samples yet' : '';
   return html`<tbody><tr><td colspan=${GPU_USES.length + 1}><a href=${toJob(id, 'ranks')}>${name}</a> <span class="soft">${note}</span></td></tr>
     ${sample?.ranks.map(({ rank, values }) => html`<tr key=${rank}><td>${rank}</td>${GPU_USES.map(([column, of]) => html`<td key=${column} class="num">${of(values) || '–'}</td>`)}</tr>`)}</tbody>`;
-}
-
-function Queues({ queues }) {
-  const amounts = (resources) => Object.entries(resources).filter(([, value]) => value).map(([name, value]) => `${amount(name, value)} ${name === 'memory' ? '' : name}`).join(', ') || '–';
-  return html`<div class="card"><table><thead><tr><th>Queue</th><th class="num">Waiting</th><th class="num">Running</th><th>Held</th><th>Quota</th><th>Limit</th><th class="num">Weight</th><th class="num">Spent this month</th></tr></thead>
-    <tbody>${queues.map((queue) => html`<tr key=${queue.name}><td><a href=${link(['jobs'], { queue: queue.name })}>${queue.name}</a>${queue.warnings.map((one) => html`<div key=${one.code} class="note">${one.message}</div>`)}</td>
-      <td class="num">${whole(queue.num_waiting)}${queue.num_held ? html` <span class="soft">(${queue.num_held} held)</span>` : ''}</td>
-      <td class="num">${whole(queue.num_running)}${queue.max_running !== null ? html` <span class="soft">of ${queue.max_running}</span>` : ''}</td>
-      <td class="kept">${amounts(queue.holds)}</td><td class="kept">${amounts(queue.quota)}</td><td class="kept">${amounts(queue.limit)}</td><td class="num">${queue.weight}</td>
-      <td class="num">${queue.spent_this_month === null ? '–' : money(queue.spent_this_month, queue.currency)}</td></tr>`)}</tbody></table></div>`;
 }
 
 // The jobs that start next, with their explanations: {found, error}. The first jobs of the queue are found

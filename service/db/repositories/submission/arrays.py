@@ -151,12 +151,13 @@ def started(session: Session, array_id: str) -> list[str]:
 
 def cancel_unstarted(
     session: Session, units: Collection[str], *, code: str, message: str, now: datetime
-) -> list[Row[str, str | None, int | None, int]]:
+) -> list[Row[str, str, str, str | None, int | None, int]]:
     """Cancel the jobs in `units` (ids of jobs and arrays) that are waiting for their first attempt.
 
-    Returns (id, array_id, array_index, number of the event to add) of each cancelled job.
+    Returns (id, owner, queue, array_id, array_index, number of the event to add) of each cancelled
+    job.
     """
-    changed: list[Row[str, str | None, int | None, int]] = []
+    changed: list[Row[str, str, str, str | None, int | None, int]] = []
     for which in by_unit(units):
         changed += session.execute(
             update(JobRow)
@@ -176,7 +177,10 @@ def cancel_unstarted(
                 held_by=None,
                 finished_at=now,
             )
-            .returning(JobRow.id, JobRow.array_id, JobRow.array_index, JobRow.event_seq)
+            .returning(
+                *(JobRow.id, JobRow.owner, JobRow.queue),
+                *(JobRow.array_id, JobRow.array_index, JobRow.event_seq),
+            )
             .execution_options(synchronize_session=False)
         )
     return changed

@@ -78,3 +78,10 @@ def newest_points(session: Session, job_id: str) -> Sequence[bytes]:
         .order_by(_C.first_rank, _C.id)
     )
     return session.connection().execute(query).scalars().all()
+
+
+def all_points_after(session: Session, job_id: str, after_time: int) -> Sequence[Row[int, bytes]]:
+    """Return (first_rank, points) of the rows that contain a sample after this time, in the order
+    of insertion."""
+    query = select(_C.first_rank, _C.points).where(_C.job_id == job_id, _C.last_time > after_time)
+    return session.connection().execute(query.order_by(_C.id)).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -28,6 +29,7 @@ from service.telemetry.series_filters import MetricsFilter
 from tests.marks import soak_but
 from tests.unit.service.db.old_rows import JOB, RECEIPT, WAITING, rows
 from tests.unit.service.helpers import START, Service, log, metrics, resumed
+from tests.unit.service.jobs.test_usage import LongJobs, Users
 
 REVISIONS = [script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions()][::-1]
 """All revisions that a database can have, from oldest to newest."""
@@ -225,3 +227,44 @@ async def test_there_is_no_way_down(empty: Database) -> None:
             command.downgrade(config, "base")
     with empty.engine.connect() as connection:
         assert MigrationContext.configure(connection).get_current_revision() == head
+
+
+async def test_the_usage_of_older_attempts_is_that_of_newer_ones(
+    empty: Database, tmp_path: Path
+) -> None:
+    migrate(empty)
+    path = tmp_path / "prices.json"
+    rules = [{"resource": "CPU", "per_hour": 6.0}]
+    path.write_text(json.dumps({"currency": "EUR", "prices": rules}))
+    users = Users(empty, Storage((tmp_path / "storage").as_uri()), tmp_path, prices_file=path)
+    await users.queue("night")
+    jobs = LongJobs(users, seed=5)
+    await jobs.run()
+    usage = select(table_of(models.UsageRow)).order_by(
+        "length", "quarter", "owner", "queue", "currency"
+    )
+    with empty.engine.connect() as connection:
+        before = connection.execute(usage).all()
+    earlier = ScriptDirectory(str(MIGRATIONS)).get_revision("0065").down_revision
+    with empty.engine.begin() as connection:
+        for name in ("usage", "capacity", "waits"):
+            connection.execute(text(f"DROP TABLE {name}"))
+        connection.execute(text(f"UPDATE alembic_version SET version_num = '{earlier}'"))
+    migrate(empty)
+    with empty.engine.connect() as connection:
+        after = connection.execute(usage).all()
+    # The starts and ends of deleted jobs are not known any more.
+    counts = 4
+    lost = {users.of[job_id] for job_id in jobs.deleted}
+    seen = {tuple(row[:5]): row for row in after}
+    assert lost
+    for row in before:
+        if any(row[5:-counts]):
+            assert seen[tuple(row[:5])][5:-counts] == pytest.approx(row[5:-counts])
+        elif (row.owner, row.queue) not in lost:
+            assert seen[tuple(row[:5])] == row
+    assert sum(row.slot_seconds for row in after) == pytest.approx(
+        sum(row.slot_seconds for row in before)
+    )
+    started = [sum(row.num_started for row in rows if row.length == 1) for rows in (before, after)]
+    assert started[1] == started[0] - len(jobs.deleted)

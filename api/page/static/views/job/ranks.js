@@ -9,6 +9,7 @@ import { Empty, Failure, Loading } from '../../parts/common.js';
 import { ENDED, RayLink, gpuOf } from '../../parts/job_parts.js';
 import { link } from '../../lib/address.js';
 import { SAMPLED_MS, USES } from '../../parts/uses.js';
+import { Drills } from './drills.js';
 import { System } from './system.js';
 
 const MOST = 32;
@@ -110,6 +111,7 @@ export function Ranks({ job }) {
       <p class="soft">${sample?.time && html`Resource usage at ${clock(1000 * sample.time)}. `}${nodes.length > 0 && html`They run on ${nodes.map((node, n) => html`${n > 0 && ', '}<${RayLink} dashboard=${dashboard} place=${`cluster/nodes/${node.node_id}`} title="This node in Ray's dashboard">${node.hostname}<//>${gpuOf(node) && ` (${gpuOf(node)})`}`)}.`}</p></div>
     <${Staleness} summary=${job.summary} />
     <${System} job=${job} />
+    <${Drills} job=${job} />
     <div class="card"><h2>Hangs</h2><${Failure} error=${hangs.error} />
       ${hangs.data?.items.length === 0 && html`<p class="soft">None. If ranks hang, their stacks appear here.</p>`}
       ${hangs.data?.items.map((hang) => html`<details key=${hang.seq}><summary>${clock(hang.time)}: ${hang.culprits.length === 1 ? `rank ${hang.culprits[0]}` : `ranks ${hang.culprits.join(', ')}`} kept the others waiting for ${duration(hang.waited_s)}
