@@ -32,7 +32,7 @@ ORDER = (
     "samples",
     "tensorboard",
     *("attempts", "checkpoints", "artifacts", "download", "code", "export", "cancel", "delete"),
-    *("compare", "annotate", "experiment", "views"),
+    *("compare", "annotate", "experiment", "views", "report"),
     *(
         "sweep",
         "model",

@@ -10,6 +10,7 @@ from tests.marks import IN_BROWSER, SOAK
 from tests.page.conftest import TOKEN, Watched
 from tests.page.site import Site
 from tests.page.test_models import registered
+from tests.page.test_report_pages import text_of, written
 from tests.unit.api.serving import LiveServer
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def places(site: Site, server: LiveServer) -> list[tuple[str, str]]:
         return [each["array_id"] or each["id"] for each in items]
 
     baselines = ids("text=baseline")
+    report = written(server, "Losses", text_of(baselines))
     return [
         ("jobs", ".jobs tbody tr"),
         ("jobs?text=nothing", ".empty"),
@@ -45,6 +47,9 @@ def places(site: Site, server: LiveServer) -> list[tuple[str, str]]:
         ("submit", ".verdict.right"),
         ("models", "tbody tr"),
         ("models/digits", ".notes"),
+        ("reports", "tbody tr"),
+        (f"reports/{report}", ".panel .plot"),
+        (f"reports/{report}?edit=1", ".preview .plot"),
         (f"compare?jobs={','.join(baselines)}", ".panel .plot"),
         (f"compare?sweep={ids('text=digits-sweep')[0]}", ".lines svg"),
         (f"compare?jobs={','.join(baselines)}&group=name&x=samples&smooth=0.5", ".panel .plot"),

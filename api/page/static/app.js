@@ -16,8 +16,9 @@ const later = {
   submit: () => import('./views/submit.js').then((module) => module.SubmitPage),
   compare: () => import('./views/compare.js').then((module) => module.ComparePage),
   models: () => import('./views/models.js').then((module) => module.ModelsPage),
+  reports: () => import('./views/reports.js').then((module) => module.ReportsPage),
 };
-const PLACES = [['jobs', 'Jobs'], ['models', 'Models'], ['cluster', 'Cluster'], ['submit', 'Submit']];
+const PLACES = [['jobs', 'Jobs'], ['models', 'Models'], ['reports', 'Reports'], ['cluster', 'Cluster'], ['submit', 'Submit']];
 const TITLES = { ...Object.fromEntries(PLACES), compare: 'Compare' };
 
 function placeOf([first, second]) {

@@ -3,10 +3,12 @@
 import { go } from '../lib/address.js';
 import { get } from '../lib/api.js';
 import { coloursOf, pointed } from '../lib/colours.js';
+import { metricName } from '../lib/completion.js';
 import { plural, whole } from '../lib/format.js';
 import { html, useEffect, useRef, useState } from '../lib/html.js';
 import { repeat } from '../lib/live.js';
 import { useStore } from '../lib/stores.js';
+import { AddToReport, blockOf } from '../parts/add_to_report.js';
 import { Swatch } from '../parts/chart.js';
 import { Empty, Failure, Loading } from '../parts/common.js';
 import { State, isOver, toJob, valueText } from '../parts/job_parts.js';
@@ -16,6 +18,7 @@ const PAGE = 500;
 const MOST_TRIALS = 2000;
 const NUM_BEST = 20;
 const NUM_THICK = 8;
+const MOST_COLUMNS = 20; // of a table in a report
 const HEIGHT = 332;
 const [TOP, BOTTOM, SIDE] = [46, 14, 60];
 const AXIS_WIDTH = 160;
@@ -52,6 +55,13 @@ function ranked(trials, mode) {
   return trials.sort((a, b) => counts(b) - counts(a) || (key(a) === key(b) ? a.index - b.index : key(a) - key(b)));
 }
 
+// The best trials as a table and a chart of a report.
+function blocksOf(sweep, { metric, mode, by }, names) {
+  const column = by === 'last' ? metricName(metric) : `best:${metricName(metric)}`;
+  const sort = mode === 'min' ? column : `-${column}`;
+  return [blockOf('table', { sweep, sort, columns: [column, ...names].slice(0, MOST_COLUMNS).join(',') }), blockOf('chart', { metrics: [metric], sweep, sort, limit: NUM_THICK })];
+}
+
 export function SweepView({ id }) {
   const { sweep, trials, error } = useSweep(id);
   if (!sweep) return html`<h1>Sweep</h1>${error ? html`<${Failure} error=${error} />` : html`<${Loading} />`}`;
@@ -60,6 +70,7 @@ export function SweepView({ id }) {
   const colours = coloursOf(best.map(({ job_id: jobId, colour, index }) => ({ id: jobId, colour, index, array_id: id })));
   return html`<section aria-labelledby="title">
     <header class="head"><h1 id="title">${sweep.name || 'Sweep'}</h1><span class="soft">${plural(sweep.size, 'trial')}: ${Object.entries(sweep.counts).map(([state, count]) => `${whole(count)} ${state}`).join(', ')}</span>
+      <${AddToReport} blocks=${() => blocksOf(id, sweep, names)} />
       <span class="buttons"><a class="button" href=${`#/jobs?text=${id}`}>All trials in the list</a>
         <button disabled=${best.length < 2} onClick=${() => go(['compare'], { jobs: best.map((one) => one.job_id).join(',') })}>Compare the curves of the best</button></span></header>
     <${Failure} error=${error} />
