@@ -58,6 +58,7 @@ PLAIN_EXAMPLES = {
     "text/event-stream": examples.EVENT_STREAM,
     "text/plain": examples.PROMETHEUS,
     "application/schema+json": examples.SCHEMA,
+    "text/html": "<!doctype html>",
     BINARY: "(bytes)",
 }
 UNGUARDED = ("/healthz", "/readyz", "/v1/schema")

@@ -59,10 +59,10 @@ def test_a_report_is_written_with_a_preview(jobs: list[str], tab: Watched) -> No
     text = page.get_by_label("Text, in Markdown")
     chart = f"```chart\nmetrics: train/loss\nruns: [{jobs[0]}]\n```"
     text.fill(f"# One\n\n{chart}\nsmoothing: 3\n```chart\nsmoothing: 3\n```")
-    page.get_by_text("line 8: the field 'metrics' is missing").wait_for()
+    page.get_by_text("line 9: metrics: the field 'metrics' is missing").wait_for()
     assert page.get_by_role("button", name="Save").is_disabled()
     page.get_by_role("button", name="Show the line").click()
-    assert page.evaluate("getSelection().toString()") == "```chart"
+    assert page.evaluate("getSelection().toString()") == "smoothing: 3"
     text.fill(f"# One\n\n{chart}")
     preview = page.get_by_role("region", name="Preview")
     preview.locator(".panel canvas").wait_for()
