@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as QueryParameters
@@ -31,6 +31,9 @@ from service.tracking.reports.use_cases import Reports
 router = APIRouter(prefix="/v1/reports", tags=["reports"])
 TheReports = Annotated[Reports, use_cases(lambda runtime: Reports(runtime.database))]
 HTML = "text/html"
+THE_FILE: dict[int | str, dict[str, Any]] = {
+    200: {"content": {HTML: {"schema": {"type": "string"}}}}
+}
 
 
 class ReportsQuery(PageQuery):
@@ -151,8 +154,7 @@ async def delete_report(reports: TheReports, caller: TheCaller, report_id: str) 
     "/{report_id}/html",
     operation_id="export_report",
     response_class=Response,
-    responses={200: {"content": {HTML: {"schema": {"type": "string"}}}}}
-    | declare("invalid_parameter", "report_not_found", TOO_MANY),
+    responses=THE_FILE | declare("invalid_parameter", "report_not_found", TOO_MANY),
 )
 async def export_report(
     request: Request,

@@ -36,7 +36,7 @@ class ReportPart(View):
     text: str = ""
     """The Markdown of a part of the kind `text`."""
     block: dict[str, Any] | None = None
-    """The fields of the chart or table, with defaults for those that the text does not set."""
+    """The fields of the chart or table, with defaults for fields that the text does not set."""
     query: dict[str, Any] | None = None
     """The parameters of `GET /v1/jobs` that return the runs of the chart or table."""
 

@@ -79,9 +79,8 @@ def draw(chart: Chart, name: str) -> str:
         (y for _, y in shown), is_log=chart.is_log, low=chart.y_min, high=chart.y_max, margin=0.05
     )
     x_axis = fitting(x for x, _ in shown)
-    across = 6
-    x_ticks = (time_ticks if chart.axis == "time" else ticks)(x_axis, across)
-    y_ticks = ticks(y_axis, 6)
+    x_ticks = time_ticks(x_axis, 7) if chart.axis == "time" else ticks(x_axis, 10)
+    y_ticks = ticks(y_axis, 8)
     left = 34 + _CHARACTER * max((_columns(label) for _, label in y_ticks), default=1)
     area = _Area(left, _TOP, WIDTH - left - _RIGHT, HEIGHT, x_axis, y_axis)
     rows = -(-len(chart.curves) // _per_row(chart.curves)) if len(chart.curves) > 1 else 0

@@ -109,14 +109,14 @@ def _linear_ticks(axis: Axis, most: int) -> list[tuple[float, str]]:
     digits = max(0, -math.floor(math.log10(step)))
     size = max(abs(axis.low), abs(axis.high))
     if size >= 1e6 or digits > 6:
-        places = max(0, math.ceil(math.log10(size) - 1e-9) - math.floor(math.log10(step)))
-        return _at_multiples(axis, step, lambda at: _exponential(at, min(places, 15)))
+        decimals = max(0, math.ceil(math.log10(size) - 1e-9) - math.floor(math.log10(step)))
+        return _at_multiples(axis, step, lambda at: _exponential(at, min(decimals, 15)))
     return _at_multiples(axis, step, lambda at: f"{at:,.{digits}f}")
 
 
 def _at_multiples(axis: Axis, step: float, text: Callable[[float], str]) -> list[tuple[float, str]]:
     first, last = math.ceil(axis.low / step - 1e-9), math.floor(axis.high / step + 1e-9)
-    found = []
+    found: list[tuple[float, str]] = []
     # A range that is narrow compared with its numbers has few distinct multiples.
     for n in range(first, min(last, first + 50) + 1):
         at = n * step
@@ -156,7 +156,7 @@ def number(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def _exponential(value: float, places: int) -> str:
-    mantissa, _, exponent = f"{value:.{places}e}".partition("e")
+def _exponential(value: float, decimals: int) -> str:
+    mantissa, _, exponent = f"{value:.{decimals}e}".partition("e")
     mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
     return "0" if mantissa in ("0", "-0") else f"{mantissa}e{int(exponent)}"

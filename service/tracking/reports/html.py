@@ -47,6 +47,7 @@ code,pre{{font:.88em/1.45 ui-monospace,monospace}}
 pre,blockquote{{border-left:3px solid var(--line);margin-left:0;overflow-x:auto;
 padding:.3rem .9rem}}
 figure{{margin:1.4rem 0;break-inside:avoid}}figcaption,small{{font-size:.85rem}}
+caption{{font-weight:600;text-align:left}}
 .wide{{overflow-x:auto}}svg{{display:block;max-width:100%;height:auto}}
 table{{border-collapse:collapse}}th,td{{border-bottom:1px solid var(--line);text-align:left;
 padding:.3rem .8rem .3rem 0;vertical-align:top}}
@@ -78,7 +79,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Origin:
-    """Who exported which version of a report, and when."""
+    """The version of a report, the user who exported it, and the time."""
 
     title: str
     report_id: str

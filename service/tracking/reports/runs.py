@@ -34,7 +34,7 @@ class Selected:
 
     jobs: Sequence[views.Job]
     notes: list[str] = field(default_factory=list)
-    """What a reader must know about runs that are missing."""
+    """Sentences about runs that are missing."""
 
 
 @dataclass(frozen=True)

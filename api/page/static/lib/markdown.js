@@ -19,7 +19,7 @@ const TAGS = { '**': 'strong', '__': 'strong', '~~': 'del', '*': 'em', '_': 'em'
 const isBlank = (line) => line.trim() === '';
 const isWord = (character) => character !== undefined && /[\p{L}\p{N}]/u.test(character);
 
-// above: the number of levels of headings above those of the text.
+// above: the number of levels of headings on the page that are above the first level of the text.
 export const markdown = (text, above = 2) => blocks(text.replace(/\r\n?/g, '\n').replaceAll('\t', '    ').split('\n'), 0, above);
 
 function blocks(lines, depth, above) {

@@ -20,7 +20,7 @@ const LIVE_MS = 4000;
 const OVER_MS = 30000; // a search can find other jobs later
 const ZOOMED = 7; // digits, which distinguish the pixels of most zooms
 
-// parts: those of the API.
+// parts: `parts` of the API's answer.
 export function Parts({ parts }) {
   return parts.map((part, n) => {
     if (part.kind === 'chart') return html`<${ReportChart} key=${n} block=${part.block} query=${part.query} />`;
@@ -34,7 +34,7 @@ function Prose({ text }) {
   return html`<div class="notes prose">${shown}</div>`;
 }
 
-// The jobs in the order of the block, and sentences about those that are missing.
+// The jobs in the order of the block, and sentences about missing jobs.
 function selected({ runs }, { items, next_cursor: more }, limit) {
   if (!runs.length) {
     if (!items.length) return { jobs: [], notes: ['No run matches.'] };

@@ -1,4 +1,4 @@
-// The editor of a report, with its preview beside it. The server divides the text into parts while the user types.
+// The editor of a report, with a preview. The server divides the text into parts while the user types.
 
 import { go } from '../../lib/address.js';
 import { change, get, mayPass } from '../../lib/api.js';
