@@ -188,7 +188,7 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
     "SavedView": SAVED_VIEW,
     "SavedViewPage": {"items": [SAVED_VIEW], "next_cursor": None},
     "ReportPage": {"items": [REPORT], "next_cursor": None},
-    "Report": {**REPORT, "text": REPORT_TEXT, "parts": REPORT_PARTS, "problem": None},
+    "ReportDocument": {**REPORT, "text": REPORT_TEXT, "parts": REPORT_PARTS, "problem": None},
     "ReportPreview": {"parts": REPORT_PARTS},
     "ExperimentPage": {"items": [EXPERIMENT], "next_cursor": None},
     "ExperimentSummary": {

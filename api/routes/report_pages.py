@@ -70,7 +70,7 @@ async def list_reports(
     "",
     operation_id="create_report",
     status_code=201,
-    response_model=views.Report,
+    response_model=views.ReportDocument,
     openapi_extra=json_body(ReportRequest),
     dependencies=[NoParameters],
     responses=declare(*BODY, "too_many_reports"),
@@ -105,7 +105,7 @@ async def preview_report(
 @router.get(
     "/{report_id}",
     operation_id="get_report",
-    response_model=views.Report,
+    response_model=views.ReportDocument,
     dependencies=[NoParameters],
     responses=declare("invalid_parameter", "report_not_found"),
 )
@@ -117,7 +117,7 @@ async def get_report(request: Request, reports: TheReports, _: Caller, report_id
 @router.patch(
     "/{report_id}",
     operation_id="change_report",
-    response_model=views.Report,
+    response_model=views.ReportDocument,
     openapi_extra=json_body(ReportChangeRequest),
     dependencies=[NoParameters],
     responses=declare(*BODY, "report_not_found", "report_changed", "forbidden"),

@@ -12,11 +12,11 @@ from dray._http.transport import Call, params, present, segment
 class ReportPageCalls(Calls):
     async def create_report(
         self, title: str, text: str = "", *, project: str | None = None
-    ) -> views.Report:
+    ) -> views.ReportDocument:
         """Store a report, whose `text` is Markdown with blocks of charts and tables. Raises
         Unprocessable with the line of an error in a block, or TooManyReports."""
         body = {"title": title, "text": text, **present(project=project)}
-        return await self._read(views.Report, Call.with_json("POST", "/v1/reports", body))
+        return await self._read(views.ReportDocument, Call.with_json("POST", "/v1/reports", body))
 
     def reports(
         self, *, owner: str | None = None, project: str | None = None, page_size: int = 100
@@ -26,9 +26,9 @@ class ReportPageCalls(Calls):
         query = params(owner=owner, project=project)
         return self._items(views.ReportPage, "/v1/reports", query, page_size=page_size)
 
-    async def report(self, report_id: str) -> views.Report:
+    async def report(self, report_id: str) -> views.ReportDocument:
         """Return a report. Raises ReportNotFound."""
-        return await self._read(views.Report, Call("GET", _path(report_id)))
+        return await self._read(views.ReportDocument, Call("GET", _path(report_id)))
 
     async def change_report(
         self,
@@ -38,7 +38,7 @@ class ReportPageCalls(Calls):
         title: str | None = None,
         text: str | None = None,
         project: str | None = None,
-    ) -> views.Report:
+    ) -> views.ReportDocument:
         """Replace the title, the text or the project of a report; an empty string removes the
         project.
 
@@ -48,7 +48,9 @@ class ReportPageCalls(Calls):
         body = {"version": version, **present(title=title, text=text)}
         if project is not None:
             body["project"] = project or None
-        return await self._read(views.Report, Call.with_json("PATCH", _path(report_id), body))
+        return await self._read(
+            views.ReportDocument, Call.with_json("PATCH", _path(report_id), body)
+        )
 
     async def delete_report(self, report_id: str) -> None:
         """Delete your report; admins can also delete reports of other users. Raises ReportNotFound

@@ -13,11 +13,11 @@ from dray._sync.calls import Calls
 class ReportPageCalls(Calls):
     def create_report(
         self, title: str, text: str = "", *, project: str | None = None
-    ) -> views.Report:
+    ) -> views.ReportDocument:
         """Store a report, whose `text` is Markdown with blocks of charts and tables. Raises
         Unprocessable with the line of an error in a block, or TooManyReports."""
         body = {"title": title, "text": text, **present(project=project)}
-        return self._read(views.Report, Call.with_json("POST", "/v1/reports", body))
+        return self._read(views.ReportDocument, Call.with_json("POST", "/v1/reports", body))
 
     def reports(
         self, *, owner: str | None = None, project: str | None = None, page_size: int = 100
@@ -27,9 +27,9 @@ class ReportPageCalls(Calls):
         query = params(owner=owner, project=project)
         return self._items(views.ReportPage, "/v1/reports", query, page_size=page_size)
 
-    def report(self, report_id: str) -> views.Report:
+    def report(self, report_id: str) -> views.ReportDocument:
         """Return a report. Raises ReportNotFound."""
-        return self._read(views.Report, Call("GET", _path(report_id)))
+        return self._read(views.ReportDocument, Call("GET", _path(report_id)))
 
     def change_report(
         self,
@@ -39,7 +39,7 @@ class ReportPageCalls(Calls):
         title: str | None = None,
         text: str | None = None,
         project: str | None = None,
-    ) -> views.Report:
+    ) -> views.ReportDocument:
         """Replace the title, the text or the project of a report; an empty string removes the
         project.
 
@@ -49,7 +49,7 @@ class ReportPageCalls(Calls):
         body = {"version": version, **present(title=title, text=text)}
         if project is not None:
             body["project"] = project or None
-        return self._read(views.Report, Call.with_json("PATCH", _path(report_id), body))
+        return self._read(views.ReportDocument, Call.with_json("PATCH", _path(report_id), body))
 
     def delete_report(self, report_id: str) -> None:
         """Delete your report; admins can also delete reports of other users. Raises ReportNotFound

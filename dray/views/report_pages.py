@@ -41,7 +41,7 @@ class ReportPart(View):
     """The parameters of `GET /v1/jobs` that return the runs of the chart or table."""
 
 
-class Report(ReportSummary):
+class ReportDocument(ReportSummary):
     """A report with its text."""
 
     text: str

@@ -34,7 +34,7 @@ X_NAMES = {
 
 
 @dataclass(frozen=True)
-class Curve:
+class ChartCurve:
     name: str
     colour: int
     xs: Sequence[float]
@@ -48,7 +48,7 @@ class Curve:
 class Chart:
     title: str
     y_name: str
-    curves: Sequence[Curve]
+    curves: Sequence[ChartCurve]
     axis: str = "step"
     """One of `X_NAMES`."""
     is_log: bool = False
@@ -63,7 +63,7 @@ def dash_of(colour: int, metric: int, num_metrics: int) -> str:
     return DASH if colour >= DASHED_FROM else ""
 
 
-def num_omitted(curve: Curve, *, is_log: bool) -> tuple[int, int]:
+def num_omitted(curve: ChartCurve, *, is_log: bool) -> tuple[int, int]:
     """Return the number of values that are NaN or infinite, and the number of values that a log
     axis can't show."""
     values = curve.ys if curve.raw is None else curve.raw
@@ -82,7 +82,7 @@ def draw(chart: Chart, name: str) -> str:
     x_ticks = time_ticks(x_axis, 7) if chart.axis == "time" else ticks(x_axis, 10)
     y_ticks = ticks(y_axis, 8)
     left = 34 + _CHARACTER * max((_columns(label) for _, label in y_ticks), default=1)
-    area = _Area(left, _TOP, WIDTH - left - _RIGHT, HEIGHT, x_axis, y_axis)
+    area = _PlotArea(left, _TOP, WIDTH - left - _RIGHT, HEIGHT, x_axis, y_axis)
     rows = -(-len(chart.curves) // _per_row(chart.curves)) if len(chart.curves) > 1 else 0
     height = _TOP + HEIGHT + _BELOW + rows * _ROW
     pieces = [
@@ -163,7 +163,7 @@ def _columns(value: str) -> int:
 
 
 @dataclass(frozen=True)
-class _Area:
+class _PlotArea:
     """The area of the curves, in pixels."""
 
     left: float
@@ -193,14 +193,14 @@ def _is_shown(x: float, y: float, is_log: bool) -> bool:
     return math.isfinite(x) and math.isfinite(y) and (y > 0 or not is_log)
 
 
-def _finite(curve: Curve, is_log: bool) -> Iterator[tuple[float, float]]:
+def _finite(curve: ChartCurve, is_log: bool) -> Iterator[tuple[float, float]]:
     for x, y in zip(curve.xs, curve.ys, strict=True):
         if _is_shown(x, y, is_log):
             yield x, y
 
 
 def _grid(
-    area: _Area, x_ticks: Sequence[tuple[float, str]], y_ticks: Sequence[tuple[float, str]]
+    area: _PlotArea, x_ticks: Sequence[tuple[float, str]], y_ticks: Sequence[tuple[float, str]]
 ) -> Iterator[str]:
     bottom = area.top + area.height
     for value, label in x_ticks:
@@ -215,7 +215,7 @@ def _grid(
         )
 
 
-def _curve(area: _Area, curve: Curve, is_log: bool) -> Iterator[str]:
+def _curve(area: _PlotArea, curve: ChartCurve, is_log: bool) -> Iterator[str]:
     look = f'class="c{curve.colour}"' + (f' stroke-dasharray="{curve.dash}"' if curve.dash else "")
     if curve.raw is not None:
         yield from _lines(area, curve.xs, curve.raw, is_log, f'{look} opacity=".3"', False)
@@ -224,7 +224,7 @@ def _curve(area: _Area, curve: Curve, is_log: bool) -> Iterator[str]:
 
 
 def _lines(
-    area: _Area,
+    area: _PlotArea,
     xs: Sequence[float],
     ys: Sequence[float],
     is_log: bool,
@@ -247,13 +247,13 @@ def _lines(
             yield f'<circle {look} cx="{x_text}" cy="{y_text}" r="2.4"/>'
 
 
-def _per_row(curves: Sequence[Curve]) -> int:
+def _per_row(curves: Sequence[ChartCurve]) -> int:
     """Return the number of names in each row of the legend."""
     longest = max(_columns(curve.name) for curve in curves)
     return 4 if longest <= 20 else 2 if longest <= 48 else 1
 
 
-def _legend(curves: Sequence[Curve]) -> Iterator[str]:
+def _legend(curves: Sequence[ChartCurve]) -> Iterator[str]:
     columns = _per_row(curves)
     width = (WIDTH - 20) / columns
     for at, curve in enumerate(curves):

@@ -13,8 +13,8 @@ from service.domain.charts import svg
 from service.domain.charts.svg import Chart, text
 from service.domain.charts.ticks import number
 from service.tracking.reports import markdown
-from service.tracking.reports.parts import Part
-from service.tracking.reports.runs import Table, moment, sampled
+from service.tracking.reports.parts import PartOfText
+from service.tracking.reports.runs import RunTable, moment, sampled
 
 COLOURS: Final = (
     *(("#0f46e1", "#4d7ff1"), ("#058d1d", "#91ea90"), ("#860f27", "#f5184c")),
@@ -70,15 +70,15 @@ POLICY: Final = (
 class Section:
     """A part of a report with the data of its block."""
 
-    part: Part
+    part: PartOfText
     chart: tuple[Chart, Sequence[str]] | None = None
-    table: Table | None = None
+    table: RunTable | None = None
     problem: str | None = None
     """Why the chart or the table can't be shown."""
 
 
 @dataclass(frozen=True)
-class Origin:
+class ExportOrigin:
     """The version of a report, the user who exported it, and the time."""
 
     title: str
@@ -89,7 +89,7 @@ class Origin:
     exported_at: datetime
 
 
-def render(origin: Origin, sections: Sequence[Section], *, with_values: bool) -> str:
+def render(origin: ExportOrigin, sections: Sequence[Section], *, with_values: bool) -> str:
     """Return the report as HTML. with_values: add a table with the values of each chart."""
     body = "".join(
         piece
@@ -150,7 +150,7 @@ def _values(chart: Chart) -> str:
     )
 
 
-def _table(table: Table, title: str) -> str:
+def _table(table: RunTable, title: str) -> str:
     caption = f"<caption>{text(title)}</caption>" if title else ""
     head = "".join(f"<th>{text(column)}</th>" for column in ("run", *table.columns))
     rows = "".join(

@@ -13,7 +13,7 @@ DEEPEST: Final = 20
 """Maximum nesting of lists and quotes; what is deeper remains text."""
 
 
-class _Parser(MarkdownIt):
+class _SafeMarkdown(MarkdownIt):
     def validateLink(self, url: str) -> bool:  # noqa: N802 - the name in the base class
         """Whether the address is a web address. Other links, such as `javascript:`, remain text."""
         try:
@@ -23,7 +23,7 @@ class _Parser(MarkdownIt):
         return parts.scheme in ("http", "https") and bool(parts.netloc)
 
 
-_parser = _Parser("commonmark", {"html": False, "maxNesting": DEEPEST})
+_parser = _SafeMarkdown("commonmark", {"html": False, "maxNesting": DEEPEST})
 _parser.enable(["table", "strikethrough"])
 
 

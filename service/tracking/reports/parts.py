@@ -32,7 +32,7 @@ _NESTED = re.compile(r"[\s>*+\-0-9.)]*(?:`{3,}|~{3,})[ \t]*(chart|table)[ \t]*")
 
 
 @dataclass(frozen=True)
-class Part:
+class PartOfText:
     """A piece of a report."""
 
     line: int
@@ -49,16 +49,16 @@ class Part:
 
 
 @lru_cache(maxsize=64)
-def parts_of(text: str) -> tuple[Part, ...]:
+def parts_of(text: str) -> tuple[PartOfText, ...]:
     """Return the parts of a report. Raises InvalidDocument with the line of the first error."""
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    parts: list[Part] = []
+    parts: list[PartOfText] = []
     start = 0
     for number, (kind, first, end) in enumerate(_fenced(lines), 1):
         if number > MAX_BLOCKS:
             raise _wrong(first, f"a report can have at most {MAX_BLOCKS} charts and tables")
         parts += _markdown(lines, start, first)
-        parts.append(Part(first + 1, block=_block(kind, lines[first + 1 : end], first + 1)))
+        parts.append(PartOfText(first + 1, block=_block(kind, lines[first + 1 : end], first + 1)))
         start = end + 1
     return (*parts, *_markdown(lines, start, len(lines)))
 
@@ -76,9 +76,9 @@ def parameters_of(block: RunBlock) -> dict[str, Any]:
     }
 
 
-def _markdown(lines: Sequence[str], start: int, end: int) -> list[Part]:
+def _markdown(lines: Sequence[str], start: int, end: int) -> list[PartOfText]:
     text = "\n".join(lines[start:end])
-    return [Part(start + 1, text)] if text.strip() else []
+    return [PartOfText(start + 1, text)] if text.strip() else []
 
 
 def _fenced(lines: Sequence[str]) -> Iterator[tuple[str, int, int]]:

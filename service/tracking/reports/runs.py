@@ -15,7 +15,7 @@ from dray import views
 from dray.filters import JobTable
 from dray.report_requests import ChartBlock, RunBlock, TableBlock
 from service.domain.charts.curves import colours_of, keys_for, names_of, position_on, smoothed
-from service.domain.charts.svg import Chart, Curve, dash_of, num_omitted
+from service.domain.charts.svg import Chart, ChartCurve, dash_of, num_omitted
 from service.domain.charts.ticks import number
 from service.domain.series import Points, downsample
 from service.domain.tracking.columns import parse_columns
@@ -38,7 +38,7 @@ class Selected:
 
 
 @dataclass(frozen=True)
-class Table:
+class RunTable:
     columns: Sequence[str]
     rows: Sequence[tuple[str, str, Sequence[str]]]
     """(name, job id, values)"""
@@ -80,7 +80,7 @@ def chart(session: Session, block: ChartBlock) -> tuple[Chart, Sequence[str]]:
             soft = smoothed(xs, ys, block.smoothing) if block.smoothing else ys
             several = len(block.metrics) > 1
             curves.append(
-                Curve(
+                ChartCurve(
                     name=f"{names[job.id]}, {key}" if several else names[job.id],
                     colour=colours[job.id],
                     dash=dash_of(colours[job.id], at, len(block.metrics)),
@@ -107,7 +107,7 @@ def chart(session: Session, block: ChartBlock) -> tuple[Chart, Sequence[str]]:
     ), notes
 
 
-def _omitted(curve: Curve, *, is_log: bool) -> list[str]:
+def _omitted(curve: ChartCurve, *, is_log: bool) -> list[str]:
     infinite, negative = num_omitted(curve, is_log=is_log)
     found = []
     if infinite:
@@ -140,14 +140,14 @@ def _series(
     return {key: ([position(step) for step in at], ys) for key, (at, ys) in of_chart.items()}
 
 
-def sampled(curve: Curve, most: int) -> list[tuple[float, float]]:
+def sampled(curve: ChartCurve, most: int) -> list[tuple[float, float]]:
     """Return at most `most` of the curve's points, including the extremes, for a table."""
     indices = list(range(len(curve.xs)))
     kept, values = downsample(indices, list(curve.ys), most)
     return [(curve.xs[at], value) for at, value in zip(kept, values, strict=True)]
 
 
-def table(session: Session, block: TableBlock) -> Table:
+def table(session: Session, block: TableBlock) -> RunTable:
     selected = select(session, block)
     columns = [column.text for column in parse_columns(block.columns)]
     names = names_of(selected.jobs)
@@ -158,7 +158,7 @@ def table(session: Session, block: TableBlock) -> Table:
     notes = list(selected.notes)
     if times:
         notes.append(f"Metrics of running jobs are as of {moment(min(times))}.")
-    return Table(columns, rows, notes)
+    return RunTable(columns, rows, notes)
 
 
 def _cell(job: views.Job, column: str) -> str:

@@ -23,8 +23,8 @@ from service.domain.cursors import decode_cursor, encode_cursor
 from service.domain.errors import BadCursor, Conflict, DomainError, InvalidDocument, NotFound
 from service.domain.ids import new_report_id
 from service.tracking.reports import html, runs
-from service.tracking.reports.html import Origin, Section
-from service.tracking.reports.parts import Part, parameters_of, parts_of
+from service.tracking.reports.html import ExportOrigin, Section
+from service.tracking.reports.parts import PartOfText, parameters_of, parts_of
 
 MOST = 1000
 """Maximum number of reports of one user."""
@@ -55,11 +55,11 @@ class Reports:
         parts = await asyncio.to_thread(parts_of, wanted.text)
         return views.ReportPreview(parts=[_part(part) for part in parts])
 
-    async def create(self, wanted: ReportRequest, caller: Caller) -> views.Report:
+    async def create(self, wanted: ReportRequest, caller: Caller) -> views.ReportDocument:
         """Store a report. Raises TooManyReports."""
         await asyncio.to_thread(parts_of, wanted.text)
 
-        def work(session: Session) -> views.Report:
+        def work(session: Session) -> views.ReportDocument:
             touch(session)
             if repository.number(session, caller.name) >= MOST:
                 raise TooManyReports(
@@ -84,18 +84,18 @@ class Reports:
 
         return await self._database.write(work)
 
-    async def get(self, report_id: str) -> views.Report:
+    async def get(self, report_id: str) -> views.ReportDocument:
         return await self._database.read(lambda session: _report(_found(session, report_id)))
 
     async def change(
         self, report_id: str, wanted: ReportChangeRequest, caller: Caller
-    ) -> views.Report:
+    ) -> views.ReportDocument:
         """Change a report. Raises ReportChanged if it has a newer version than the caller read, and
         ReportOfAnother."""
         if wanted.text is not None:
             await asyncio.to_thread(parts_of, wanted.text)
 
-        def work(session: Session) -> views.Report:
+        def work(session: Session) -> views.ReportDocument:
             touch(session)
             row = _found(session, report_id, lock=True)
             _refuse_another(row, caller, "change")
@@ -150,9 +150,9 @@ class Reports:
     async def export(self, report_id: str, caller: Caller, *, with_values: bool) -> str:
         """Return the report as an HTML file, with the values that its runs have now."""
 
-        def read(session: Session) -> tuple[Origin, str]:
+        def read(session: Session) -> tuple[ExportOrigin, str]:
             row = _found(session, report_id)
-            origin = Origin(
+            origin = ExportOrigin(
                 title=row.title,
                 report_id=row.id,
                 version=row.version,
@@ -167,10 +167,10 @@ class Reports:
         # Each block is read in a transaction of its own, so that no transaction is long.
         sections = [await self._section(part) for part in parts]
         if problem is not None:
-            sections.insert(0, Section(Part(1), problem=problem))
+            sections.insert(0, Section(PartOfText(1), problem=problem))
         return await asyncio.to_thread(html.render, origin, sections, with_values=with_values)
 
-    async def _section(self, part: Part) -> Section:
+    async def _section(self, part: PartOfText) -> Section:
         def read(session: Session) -> Section:
             match part.block:
                 case ChartBlock() as block:
@@ -217,23 +217,23 @@ def _facts(row: ReportRow) -> dict[str, Any]:
     }
 
 
-def _readable(text: str) -> tuple[Sequence[Part], str | None]:
+def _readable(text: str) -> tuple[Sequence[PartOfText], str | None]:
     """Return the parts of a stored text. If an earlier release stored a text that this release
     refuses, return the whole text as one part, and the reason."""
     try:
         return parts_of(text), None
     except InvalidDocument as error:
-        return (Part(1, text),), error.message
+        return (PartOfText(1, text),), error.message
 
 
-def _report(row: ReportRow) -> views.Report:
+def _report(row: ReportRow) -> views.ReportDocument:
     parts, problem = _readable(row.text)
-    return views.Report(
+    return views.ReportDocument(
         **_facts(row), text=row.text, parts=[_part(part) for part in parts], problem=problem
     )
 
 
-def _part(part: Part) -> views.ReportPart:
+def _part(part: PartOfText) -> views.ReportPart:
     if part.block is None:
         return views.ReportPart(kind="text", line=part.line, text=part.text)
     return views.ReportPart(

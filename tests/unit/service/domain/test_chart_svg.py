@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from service.domain.charts import svg
-from service.domain.charts.svg import Chart, Curve
+from service.domain.charts.svg import Chart, ChartCurve
 from service.domain.charts.ticks import clock_text, fitting, number, ticks, time_ticks
 from service.tracking.reports.html import COLOURS
 from tests.seeds import drawn
@@ -104,7 +104,7 @@ def test_the_points_of_a_picture_are_those_of_the_series(seed: int) -> None:
         count = randomly.choice([0, 1, 2, 5, 29, 30, 200])
         xs = sorted(randomly.sample(range(10 ** randomly.choice([3, 6, 12])), count))
         ys = drawn_values(randomly, count, is_log=is_log)
-        curves.append(Curve(f"run {colour}", colour, [float(x) for x in xs], ys))
+        curves.append(ChartCurve(f"run {colour}", colour, [float(x) for x in xs], ys))
     root = read(svg.draw(Chart("t", "y", curves, is_log=is_log), "c"))
     across, up = scales(root)
     assert len(across) >= 2
@@ -139,10 +139,12 @@ def test_the_points_of_a_picture_are_those_of_the_series(seed: int) -> None:
 
 def test_values_that_cannot_be_drawn_interrupt_the_line() -> None:
     ys = [1.0, 2.0, NAN, 3.0, INF, 5.0, 6.0]
-    root = read(svg.draw(Chart("t", "y", [Curve("a", 3, list(map(float, range(7))), ys)]), "c"))
+    root = read(
+        svg.draw(Chart("t", "y", [ChartCurve("a", 3, list(map(float, range(7))), ys)]), "c")
+    )
     lines, dots = drawn_of(root, 3)
     assert ([len(line) for line in lines], len(dots)) == ([2, 2], 5)
-    curve = Curve("a", 3, [0.0, 1.0, 2.0, 3.0], [-1.0, 0.0, NAN, 2.0])
+    curve = ChartCurve("a", 3, [0.0, 1.0, 2.0, 3.0], [-1.0, 0.0, NAN, 2.0])
     assert svg.num_omitted(curve, is_log=True) == (1, 2)
     assert svg.num_omitted(curve, is_log=False) == (1, 0)
     lines, dots = drawn_of(read(svg.draw(Chart("t", "y", [curve], is_log=True), "c")), 3)
@@ -151,14 +153,14 @@ def test_values_that_cannot_be_drawn_interrupt_the_line() -> None:
 
 @pytest.mark.parametrize("is_log", [False, True])
 def test_a_chart_without_values_says_so(is_log: bool) -> None:
-    nothing = [Curve("a", 0, [], []), Curve("b", 1, [1.0], [NAN])]
+    nothing = [ChartCurve("a", 0, [], []), ChartCurve("b", 1, [1.0], [NAN])]
     root = read(svg.draw(Chart("t", "y", nothing, is_log=is_log), "c"))
     assert "No values" in [one.text for one in root.iter(f"{SPACE}text")]
     assert "a: no values." in (root.findtext(f"{SPACE}desc") or "")
 
 
 def test_the_limits_of_y_hold() -> None:
-    curve = Curve("a", 0, [0.0, 1.0, 2.0], [0.0, 1e300, 5.0])
+    curve = ChartCurve("a", 0, [0.0, 1.0, 2.0], [0.0, 1e300, 5.0])
     root = read(svg.draw(Chart("t", "y", [curve], y_min=0.0, y_max=10.0), "c"))
     _, up = scales(root)
     assert {value for _, value in up} <= set(map(float, range(11)))
@@ -178,7 +180,7 @@ NAMES = (
 
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
 def test_names_are_text(name: str) -> None:
-    curves = [Curve(f"{name}{n}", n, [0.0, 1.0], [float(n), 1.0]) for n in range(3)]
+    curves = [ChartCurve(f"{name}{n}", n, [0.0, 1.0], [float(n), 1.0]) for n in range(3)]
     picture = svg.draw(Chart(name, name, curves), "c")
     root = read(picture)
     used = {one.tag.removeprefix(SPACE) for one in root.iter()}

@@ -9,15 +9,15 @@ from html.parser import HTMLParser
 
 import pytest
 
-from service.domain.charts.svg import Chart, Curve
+from service.domain.charts.svg import Chart, ChartCurve
 from service.tracking.reports import html, markdown
-from service.tracking.reports.html import Origin, Section
-from service.tracking.reports.parts import Part, parts_of
-from service.tracking.reports.runs import Table
+from service.tracking.reports.html import ExportOrigin, Section
+from service.tracking.reports.parts import PartOfText, parts_of
+from service.tracking.reports.runs import RunTable
 from tests.seeds import drawn
 
 EVIL = '</title></style><script>alert(1)</script><img src=x onerror="alert(2)">'
-ORIGIN = Origin(EVIL, "report-1", 3, EVIL, EVIL, datetime(2026, 11, 30, 9, 5, tzinfo=UTC))
+ORIGIN = ExportOrigin(EVIL, "report-1", 3, EVIL, EVIL, datetime(2026, 11, 30, 9, 5, tzinfo=UTC))
 TEXT = frozenset(
     {
         "h1",
@@ -268,13 +268,13 @@ def sections(randomly: random.Random) -> list[Section]:
     table = parts_of("```table\nwhere: a/b > 1\n```")[0]
     names = [hostile(randomly) for _ in range(4)]
     curves = [
-        Curve(name, n, [0.0, 1.0, 2.0], [1.0, float("nan"), float(n)])
+        ChartCurve(name, n, [0.0, 1.0, 2.0], [1.0, float("nan"), float(n)])
         for n, name in enumerate(names)
     ]
     return [
-        Section(Part(1, hostile(randomly))),
+        Section(PartOfText(1, hostile(randomly))),
         Section(chart, chart=(Chart(names[0], names[1], curves), [names[2]])),
-        Section(table, table=Table(names[:2], [(names[0], names[1], names[2:])], [names[3]])),
+        Section(table, table=RunTable(names[:2], [(names[0], names[1], names[2:])], [names[3]])),
         Section(chart, problem=names[0]),
     ]
 
@@ -295,7 +295,9 @@ def test_the_file_states_who_exported_which_version_and_when() -> None:
 
 def test_values_are_a_table() -> None:
     chart = parts_of("```chart\nmetrics: a\nwhere: a/b > 1\n```")[0]
-    curve = Curve("run", 0, [float(n) for n in range(1000)], [float(n % 7) for n in range(1000)])
+    curve = ChartCurve(
+        "run", 0, [float(n) for n in range(1000)], [float(n % 7) for n in range(1000)]
+    )
     section = Section(chart, chart=(Chart("t", "y", [curve]), []))
     without = checked(html.render(ORIGIN, [section], with_values=False))
     assert "Values of t" not in without.text

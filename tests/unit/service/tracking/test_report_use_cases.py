@@ -67,7 +67,7 @@ async def test_of_two_writers_at_once_one_is_refused(reports: Reports) -> None:
         found = await asyncio.gather(
             *(reports.change(report_id, each, ANN) for each in wanted), return_exceptions=True
         )
-        (won,) = [one for one in found if isinstance(one, views.Report)]
+        (won,) = [one for one in found if isinstance(one, views.ReportDocument)]
         assert sum(isinstance(one, ReportChanged) for one in found) == 3
         assert await reports.get(report_id) == won
 
