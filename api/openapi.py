@@ -60,6 +60,7 @@ PLAIN_EXAMPLES = {
     "text/csv": examples.JOB_TABLE,
     "application/vnd.apache.parquet": "(bytes)",
     "application/schema+json": examples.SCHEMA,
+    "text/html": "<!doctype html>",
     BINARY: "(bytes)",
 }
 UNGUARDED = ("/healthz", "/readyz", "/v1/schema")

@@ -17,6 +17,7 @@ from dray._async.downloads import DownloadCalls
 from dray._async.federation import FederationCalls
 from dray._async.jobs import ArrayCalls, JobCalls
 from dray._async.registry import RegistryCalls
+from dray._async.report_pages import ReportPageCalls
 from dray._async.reports import ReportCalls
 from dray._async.reservations import ReservationCalls
 from dray._async.schedules import ScheduleCalls
@@ -38,6 +39,7 @@ class AsyncClient(
     BulkCalls,
     FederationCalls,
     RegistryCalls,
+    ReportPageCalls,
     DownloadCalls,
     ClusterCalls,
     ReservationCalls,

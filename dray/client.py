@@ -18,6 +18,7 @@ from dray._sync.downloads import DownloadCalls
 from dray._sync.federation import FederationCalls
 from dray._sync.jobs import ArrayCalls, JobCalls
 from dray._sync.registry import RegistryCalls
+from dray._sync.report_pages import ReportPageCalls
 from dray._sync.reports import ReportCalls
 from dray._sync.reservations import ReservationCalls
 from dray._sync.schedules import ScheduleCalls
@@ -38,6 +39,7 @@ class Client(
     BulkCalls,
     FederationCalls,
     RegistryCalls,
+    ReportPageCalls,
     DownloadCalls,
     ClusterCalls,
     ReservationCalls,

@@ -298,6 +298,10 @@ class ViewNotFound(NotFound, code="view_not_found"):
     """The user has no saved view with this name."""
 
 
+class ReportNotFound(NotFound, code="report_not_found"):
+    """There is no report with this id."""
+
+
 class NodeNotFound(NotFound, code="node_not_found"):
     """There is no node with this name in the cluster."""
 
@@ -385,6 +389,10 @@ class TooManyViews(Conflict, code="too_many_views"):
     """The user already has the maximum number of saved views."""
 
 
+class TooManyReports(Conflict, code="too_many_reports"):
+    """The user already has the maximum number of reports."""
+
+
 class QueueInUse(Conflict, code="queue_in_use"):
     """The queue can't be deleted, because it has unfinished jobs or children, or is the default
     queue."""
@@ -414,6 +422,10 @@ class AnnotationsChanged(Conflict, code="annotations_changed", status=412):
 class ExperimentChanged(Conflict, code="experiment_changed", status=412):
     """The experiment has changed since it was last read, and was not changed again. Read the
     experiment, and apply your change to it."""
+
+
+class ReportChanged(Conflict, code="report_changed", status=412):
+    """The report has a newer version than the change was made for. Read the report again."""
 
 
 class IdempotencyInFlight(Conflict, code="idempotency_in_flight"):

@@ -130,3 +130,13 @@ RULES: Mapping[str, Any] = {
     "budget": None,
     "monthly_budget": 5000.0,
 }
+REPORT_TEXT = """Low rates are better.
+
+```chart
+metrics: [val/loss]
+where: experiment = "digits"
+sort: -best:val/accuracy
+limit: 5
+scale: log
+```
+"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from api.examples.parts import DOCUMENT, JOB_ID, OTHER_ID, RULES, SHA256
+from api.examples.parts import DOCUMENT, JOB_ID, OTHER_ID, REPORT_TEXT, RULES, SHA256
 
 REQUESTS: Mapping[str, Mapping[str, Any]] = {
     "InvitationRequest": {"clients": 2},
@@ -46,6 +46,8 @@ REQUESTS: Mapping[str, Mapping[str, Any]] = {
         },
         "project": "vision",
     },
+    "ReportRequest": {"title": "Rates", "text": REPORT_TEXT, "project": "vision"},
+    "ReportChangeRequest": {"version": 3, "title": "Learning rates"},
     "AnnotationRequest": {"add_tags": ["good"], "notes": "Best so far.", "colour": 4},
     "ExperimentRequest": {
         "baseline": OTHER_ID,

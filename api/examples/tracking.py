@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from api.examples.parts import COST, JOB, JOB_ID, OTHER_ID, SHA256, STEPPED
+from api.examples.parts import COST, JOB, JOB_ID, OTHER_ID, REPORT_TEXT, SHA256, STEPPED
 
 EXPERIMENT: Mapping[str, Any] = {
     "name": "digits",
@@ -32,6 +32,39 @@ SAVED_VIEW: Mapping[str, Any] = {
 
 
 JOB_TABLE = f"job,name,best:val/accuracy,values_as_of\r\n{JOB_ID},digits,0.93,\r\n"
+REPORT: Mapping[str, Any] = {
+    "id": "report-06f2k9z3qw8m5x1yv7t4b0n2ra",
+    "title": "Rates",
+    "owner": "ann",
+    "project": "vision",
+    "version": 3,
+    "created_at": STEPPED,
+    "updated_at": STEPPED,
+    "updated_by": "ann",
+}
+REPORT_PARTS: Sequence[Mapping[str, Any]] = (
+    {"kind": "text", "line": 1, "text": "Low rates are better.", "block": None, "query": None},
+    {
+        "kind": "chart",
+        "line": 3,
+        "text": "",
+        "block": {
+            "title": "",
+            "runs": [],
+            "where": 'experiment = "digits"',
+            "sweep": None,
+            "sort": "-best:val/accuracy",
+            "limit": 5,
+            "metrics": ["val/loss"],
+            "x": "step",
+            "scale": "log",
+            "smoothing": 0.0,
+            "y_min": None,
+            "y_max": None,
+        },
+        "query": {"where": 'experiment = "digits"', "sort": "-best:val/accuracy", "limit": 5},
+    },
+)
 
 
 def compared(job_id: str) -> Mapping[str, Any]:
@@ -238,6 +271,9 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
     },
     "SavedView": SAVED_VIEW,
     "SavedViewPage": {"items": [SAVED_VIEW], "next_cursor": None},
+    "ReportPage": {"items": [REPORT], "next_cursor": None},
+    "ReportDocument": {**REPORT, "text": REPORT_TEXT, "parts": REPORT_PARTS, "problem": None},
+    "ReportPreview": {"parts": REPORT_PARTS},
     "ExperimentPage": {"items": [EXPERIMENT], "next_cursor": None},
     "ExperimentSummary": {
         **EXPERIMENT,

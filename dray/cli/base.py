@@ -32,7 +32,7 @@ ORDER = (
     "samples",
     "tensorboard",
     *("attempts", "checkpoints", "artifacts", "download", "code", "export", "cancel", "delete"),
-    *("compare", "diff", "lineage", "importance", "annotate", "experiment", "views"),
+    *("compare", "diff", "lineage", "importance", "annotate", "experiment", "views", "report"),
     *(
         "sweep",
         "model",

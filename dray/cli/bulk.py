@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dray.cli.base import Failures, connect
-from dray.cli.choosing import Choice, find_all, is_array, label_pairs, state_names
+from dray.cli.choosing import Choice, confirm, find_all, is_array, label_pairs, state_names
 
 if TYPE_CHECKING:
     from dray.client import Client
@@ -182,24 +182,10 @@ def change_matching(
 def _confirm(tried: BulkChange, action: str, search: Search) -> bool:
     """Ask for confirmation unless --yes is given, and return whether the user was asked. Exits if
     the user declines."""
-    import sys
-
-    from dray.cli.display.output import warn
-    from dray.cli.exits import Exit
-
     number = tried.matched - tried.other_owners
     if search.yes or not number:
         return False
-    question = f"{action.capitalize()} {_jobs(number)}?"
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise typer.BadParameter(
-            f"{question} Without a terminal, confirm with --yes", param_hint="--yes"
-        )
-    for line in _lines(tried, action):
-        warn(line)
-    if not typer.confirm(question, err=True):
-        warn("nothing was changed")
-        raise typer.Exit(Exit.INTERRUPTED)
+    confirm(f"{action.capitalize()} {_jobs(number)}?", _lines(tried, action), yes=False)
     return True
 
 

@@ -164,24 +164,32 @@ def is_array(one: str) -> bool:
 
 
 def ask(what: str, jobs: Sequence[str], *, yes: bool) -> None:
-    """Ask for confirmation, and exit if the user declines. Without a terminal, require --yes."""
+    """Ask for confirmation of a change of jobs; see `confirm`."""
+    if not jobs:
+        return
+    number = "1 job" if len(jobs) == 1 else f"{len(jobs)} jobs"
+    lines = [f"  {job}" for job in jobs[:MOST_SHOWN]]
+    if len(jobs) > MOST_SHOWN:
+        lines.append(f"  and {len(jobs) - MOST_SHOWN} more")
+    confirm(what.format(jobs=number), lines, yes=yes)
+
+
+def confirm(question: str, lines: Sequence[str] = (), *, yes: bool) -> None:
+    """Print the lines and ask for confirmation, and exit if the user declines. Without a terminal,
+    require --yes."""
     import sys
 
     from dray.cli.display.output import warn
     from dray.cli.exits import Exit
 
-    if yes or not jobs:
+    if yes:
         return
-    number = "1 job" if len(jobs) == 1 else f"{len(jobs)} jobs"
-    question = what.format(jobs=number)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise typer.BadParameter(
             f"{question} Without a terminal, confirm with --yes", param_hint="--yes"
         )
-    for job in jobs[:MOST_SHOWN]:
-        warn(f"  {job}")
-    if len(jobs) > MOST_SHOWN:
-        warn(f"  and {len(jobs) - MOST_SHOWN} more")
+    for line in lines:
+        warn(line)
     if not typer.confirm(question, err=True):
         warn("nothing was changed")
         raise typer.Exit(Exit.INTERRUPTED)

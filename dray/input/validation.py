@@ -30,6 +30,7 @@ TOO_DEEP = f"the document is nested deeper than {MAX_DEPTH} levels"
 _PLAINLY = (
     ("Value error, ", ""),
     ("Input should be a valid number", "must be a number"),
+    ("Input should be a valid tuple", "must be a list"),
     ("Input should", "must"),
     ("String should", "must"),
     ("List should", "must"),

@@ -22,6 +22,7 @@ from dray.views.outlook import *
 from dray.views.planner import *
 from dray.views.queues import *
 from dray.views.registry import *
+from dray.views.report_pages import *
 from dray.views.reports import *
 from dray.views.reservations import *
 from dray.views.schedules import *

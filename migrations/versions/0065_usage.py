@@ -16,7 +16,7 @@ from service.domain.costs.usage import OF_HOUR, QUARTER_S, quarter_bounds, quart
 from service.lifecycle.resizing import held_request
 
 revision = "0065"
-down_revision = "0062"
+down_revision = "0064"
 
 CHUNK = 500
 _AMOUNTS = ("slot_seconds", "cpu_seconds", "gpu_seconds", "gpu_measured_s", "gpu_idle_s", "cost")

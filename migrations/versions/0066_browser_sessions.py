@@ -8,7 +8,7 @@ from alembic import op
 from service.db.types import UtcDateTime
 
 revision = "0066"
-down_revision = "0062"
+down_revision = "0065"
 
 
 def upgrade() -> None:

@@ -84,6 +84,11 @@ def new_schedule_id(now: datetime) -> str:
     return new_job_id(now).replace("job-", "schedule-", 1)
 
 
+def new_report_id(now: datetime) -> str:
+    """Return `report-` followed by 26 characters, as in a job id."""
+    return new_job_id(now).replace("job-", "report-", 1)
+
+
 def new_file_id(now: datetime) -> str:
     """Return `file-` followed by 26 characters, as in a job id."""
     return new_job_id(now).replace("job-", "file-", 1)

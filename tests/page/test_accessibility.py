@@ -11,6 +11,7 @@ from tests.page import usage_days
 from tests.page.conftest import TOKEN, Watched
 from tests.page.site import Site
 from tests.page.test_models import registered
+from tests.page.test_report_pages import text_of, written
 from tests.unit.api.serving import LiveServer
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def places(site: Site, server: LiveServer) -> list[tuple[str, str]]:
         return [each["array_id"] or each["id"] for each in items]
 
     baselines = ids("text=baseline")
+    report = written(server, "Losses", text_of(baselines))
     return [
         ("jobs", ".jobs tbody tr"),
         ("jobs?text=nothing", ".empty"),
@@ -52,6 +54,9 @@ def places(site: Site, server: LiveServer) -> list[tuple[str, str]]:
         (f"diff?jobs={','.join(baselines[:2])}", ".differs"),
         ("models", "tbody tr"),
         ("models/digits", ".notes"),
+        ("reports", "tbody tr"),
+        (f"reports/{report}", ".panel .plot"),
+        (f"reports/{report}?edit=1", ".preview .plot"),
         (f"compare?jobs={','.join(baselines)}", ".panel .plot"),
         (f"compare?sweep={ids('text=digits-sweep')[0]}", ".lines svg"),
         (

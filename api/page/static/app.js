@@ -20,8 +20,9 @@ const later = {
   experiments: () => import('./views/experiments.js').then((module) => module.ExperimentsPage),
   diff: () => import('./views/diff.js').then((module) => module.DiffPage),
   views: () => import('./views/jobs/saved_views.js').then((module) => module.OpenView),
+  reports: () => import('./views/reports.js').then((module) => module.ReportsPage),
 };
-const PLACES = [['jobs', 'Jobs'], ['experiments', 'Experiments'], ['models', 'Models'], ['cluster', 'Cluster'], ['submit', 'Submit']];
+const PLACES = [['jobs', 'Jobs'], ['experiments', 'Experiments'], ['models', 'Models'], ['reports', 'Reports'], ['cluster', 'Cluster'], ['submit', 'Submit']];
 const TITLES = { ...Object.fromEntries(PLACES), compare: 'Compare', diff: 'What changed', views: 'View' };
 // Views that belong to the list of jobs.
 const OF_JOBS = ['job', 'compare', 'diff', 'views'];

@@ -1,4 +1,4 @@
-"""Tables of tags, notes, experiments, exports to MLflow, and values for searches."""
+"""Tables of tags, notes, experiments, reports, exports to MLflow, and values for searches."""
 
 from __future__ import annotations
 
@@ -147,6 +147,26 @@ class SavedViewRow(Base):
     query: Mapped[dict[str, Any]]
     """`dray.saved_views.SavedQuery`, without fields that have their default values."""
     updated_at: Mapped[datetime]
+
+
+class ReportRow(Base):
+    """A report: a page of Markdown with charts and tables of runs."""
+
+    __tablename__ = "reports"
+    __table_args__ = (
+        Index("ix_reports_owner_id", "owner", "id"),
+        Index("ix_reports_project_id", "project", "id"),
+    )
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    title: Mapped[str] = mapped_column(String(300))
+    text: Mapped[str]
+    owner: Mapped[str] = mapped_column(String(255))
+    project: Mapped[str | None] = mapped_column(String(255))
+    version: Mapped[int]
+    """Number of the current version, starting at 1."""
+    created_at: Mapped[datetime]
+    updated_at: Mapped[datetime]
+    updated_by: Mapped[str] = mapped_column(String(255))
 
 
 class MlflowExportRow(Base):

@@ -49,6 +49,7 @@ WITH_MORE_RULES = (
     *("POST /v1/models", "PUT /v1/models/{name}/aliases/{alias}"),  # Unicode; 3.0
     *("PATCH /v1/arrays/{array_id}", "POST /v1/jobs/bulk"),
     "PUT /v1/views/{name}",
+    *("POST /v1/reports", "POST /v1/reports/preview", "PATCH /v1/reports/{report_id}"),
     *("POST /v1/reservations", "PATCH /v1/reservations/{name}"),
     *("PATCH /v1/jobs/{job_id}", "PUT /v1/queues/{name}", "PATCH /v1/queues/{name}"),
 )

@@ -33,6 +33,8 @@ METHODS: dict[str, Callable[..., Any]] = {
     "get_sweep_importance": Client.sweep_importance,
     "list_views": Client.saved_views,
     "get_view": Client.saved_view,
+    "list_reports": Client.reports,
+    "export_report": Client.export_report,
     "report_costs": Client.costs,
     "list_accounting": Client.accounting,
     "report_shares": Client.shares,

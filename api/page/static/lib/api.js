@@ -115,6 +115,8 @@ const parsed = (response) => (response.status === 204 ? null : response.json());
 
 export const get = (path, query, signal) =>
   send('GET', path, { query, signal, within: HEAD_MS + 1000 * (query?.wait_s ?? 0), read: parsed });
+// The text of an answer that can take long.
+export const getText = (path, query) => send('GET', path, { query, within: CHANGE_MS, read: (response) => response.text() });
 export const change = (method, path, body, query, headers) =>
   send(method, path, { body, query, headers, within: CHANGE_MS, read: parsed });
 

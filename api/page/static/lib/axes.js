@@ -16,7 +16,8 @@ export const AXES = {
 // The axis of an address; steps if it names none.
 export const axisOf = (params) => (Object.hasOwn(AXES, params.get('x') ?? '') ? params.get('x') ?? '' : '');
 
-const COUNTERS = {
+// Metrics that a job can report as positions on these axes.
+export const COUNTERS = {
   epoch: ['epoch', 'train/epoch'],
   samples: ['samples', 'train/samples'],
   tokens: ['tokens', 'train/tokens'],

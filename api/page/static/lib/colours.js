@@ -6,6 +6,8 @@ import { Store } from './stores.js';
 export const NUM_COLOURS = 20;
 // Colours from this number on are also drawn dashed.
 export const DASHED_FROM = 10;
+// How the curves of a metric are dashed if several metrics share a chart.
+export const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
 const KEPT = 'dray.colours';
 const MOST_KEPT = 500;
 

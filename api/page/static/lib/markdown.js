@@ -19,12 +19,13 @@ const TAGS = { '**': 'strong', '__': 'strong', '~~': 'del', '*': 'em', '_': 'em'
 const isBlank = (line) => line.trim() === '';
 const isWord = (character) => character !== undefined && /[\p{L}\p{N}]/u.test(character);
 
-export const markdown = (text) => blocks(text.replace(/\r\n?/g, '\n').replaceAll('\t', '    ').split('\n'), 0);
+// above: the number of levels of headings on the page that are above the first level of the text.
+export const markdown = (text, above = 2) => blocks(text.replace(/\r\n?/g, '\n').replaceAll('\t', '    ').split('\n'), 0, above);
 
-function blocks(lines, depth) {
+function blocks(lines, depth, above) {
   const found = [];
   for (let at = 0; at < lines.length;) {
-    const [node, next] = blank(lines, at) ?? fence(lines, at) ?? heading(lines, at) ?? quote(lines, at, depth) ?? list(lines, at, depth) ?? table(lines, at) ?? paragraph(lines, at, depth);
+    const [node, next] = blank(lines, at) ?? fence(lines, at) ?? heading(lines, at, above) ?? quote(lines, at, depth, above) ?? list(lines, at, depth, above) ?? table(lines, at) ?? paragraph(lines, at, depth);
     if (node) found.push(node);
     at = next;
   }
@@ -41,22 +42,21 @@ function fence(lines, at) {
   return [html`<pre><code>${lines.slice(at + 1, end).join('\n')}</code></pre>`, end + 1];
 }
 
-// Headings in notes begin two levels below the page's title.
-function heading(lines, at) {
+function heading(lines, at, above) {
   const [all, marks] = HEADING.exec(lines[at]) ?? [];
   if (RULE.test(lines[at])) return [html`<hr />`, at + 1];
   if (!marks) return null;
-  return [html`<${`h${Math.min(6, marks.length + 2)}`}>${inline(lines[at].slice(all.length))}<//>`, at + 1];
+  return [html`<${`h${Math.min(6, marks.length + above)}`}>${inline(lines[at].slice(all.length))}<//>`, at + 1];
 }
 
-function quote(lines, at, depth) {
+function quote(lines, at, depth, above) {
   if (depth >= DEEPEST || !QUOTE.test(lines[at])) return null;
   let end = at;
   while (end < lines.length && QUOTE.test(lines[end])) end += 1;
-  return [html`<blockquote>${blocks(lines.slice(at, end).map((line) => line.replace(QUOTE, '')), depth + 1)}</blockquote>`, end];
+  return [html`<blockquote>${blocks(lines.slice(at, end).map((line) => line.replace(QUOTE, '')), depth + 1, above)}</blockquote>`, end];
 }
 
-function list(lines, at, depth) {
+function list(lines, at, depth, above) {
   const first = ITEM.exec(lines[at]);
   if (depth >= DEEPEST || !first) return null;
   const kind = first[1].at(-1);
@@ -75,7 +75,7 @@ function list(lines, at, depth) {
       end += 1;
     }
     while (end < lines.length && isBlank(lines[end]) && ITEM.test(lines[end + 1] ?? '')) end += 1;
-    items.push(html`<li>${blocks(content, depth + 1)}</li>`);
+    items.push(html`<li>${blocks(content, depth + 1, above)}</li>`);
   }
   if (/\d/.test(first[1])) return [html`<ol start=${parseInt(first[1], 10)}>${items}</ol>`, end];
   return [html`<ul>${items}</ul>`, end];

@@ -3,17 +3,19 @@
 import { address, adjust, link } from '../lib/address.js';
 import { get } from '../lib/api.js';
 import { AXES, placesOn } from '../lib/axes.js';
-import { coloursOf, pointed } from '../lib/colours.js';
+import { DASHES, coloursOf, pointed } from '../lib/colours.js';
 import { LESS, MORE } from '../lib/directions.js';
 import { bytes, duration, number, plural, signed, whole as wholeNumber } from '../lib/format.js';
 import { html, useEffect, useMemo, useState } from '../lib/html.js';
 import { repeat } from '../lib/live.js';
-import { LiveSeries, aggregate, detail, stepsIn } from '../lib/series.js';
+import { LiveSeries, aggregate } from '../lib/series.js';
 import { useStore } from '../lib/stores.js';
 import { axisOfValues, brushTexts, brushesIn, isWithin } from '../lib/run_axes.js';
+import { AddToReport, blockOf } from '../parts/add_to_report.js';
 import { Swatch, asNumber, drawn } from '../parts/chart.js';
 import { Empty, Failure, Loading } from '../parts/common.js';
 import { Coordinates } from '../parts/coordinates.js';
+import { useDetails } from '../parts/details.js';
 import { ENDED, State, Tags, costOf, goodputOf, isArrayId, isJobId, toJob, valueText } from '../parts/job_parts.js';
 import { LayoutTools, useLayout } from '../parts/layout_tools.js';
 import { ChartTools, Panel, arranged, chartOptions } from '../parts/panels.js';
@@ -24,10 +26,8 @@ import { SweepView } from './sweep.js';
 
 const MOST = 20;
 const EVERY_MS = 4000;
-// How the curves of a metric are dashed if several metrics share a chart.
-const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
+const MOST_ADDED = 4; // charts that are added to a report
 const NO_GROUP = 'none';
-const NO_SERIES = {};
 // The axes of the lines over parameters and metrics; the plot of two values offers all.
 const [MOST_FIELDS, MOST_METRICS] = [8, 3];
 // What jobs can be grouped by, besides labels.
@@ -65,29 +65,6 @@ function useComparison(ids, times, documents) {
     return () => controller.abort();
   }, [key, times, documents]);
   return state;
-}
-
-// The zoomed part of each job's series in full detail, by id. range: [from, to] on the axis, or null.
-function useDetails(places, series, range) {
-  const [found, setFound] = useState({ key: null, series: {} });
-  const ids = Object.keys(series).filter((id) => places.get(id));
-  const key = range && JSON.stringify([range, ids]);
-  useEffect(() => {
-    if (!key) return undefined;
-    const controller = new AbortController();
-    const read = async () => {
-      const all = {};
-      for (const id of ids) {
-        const newest = Math.max(0, ...Object.values(series[id]).map(({ steps }) => steps.at(-1)));
-        const [from, to] = stepsIn(places.get(id), range, newest);
-        if (from <= to) all[id] = await detail(id, 0, [], from, to, controller.signal);
-      }
-      setFound({ key, series: all });
-    };
-    read().catch(() => {});
-    return () => controller.abort();
-  }, [key]);
-  return key && found.key === key ? found.series : NO_SERIES;
 }
 
 function Comparison({ params }) {
@@ -133,7 +110,7 @@ function Comparison({ params }) {
   const toggle = (id) => adjust({ hide: jobs.map((job) => job.id).filter((one) => (one === id ? !hidden.has(one) : hidden.has(one))).join(',') });
   const offered = Object.keys(AXES).filter((name) => AXES[name].timed || AXES[name].ofJob || jobs.some(({ id }) => placesOn(name, series[id])));
   return html`<section aria-labelledby="title">
-    <header class="head"><h1 id="title">Compare ${jobs.length} jobs</h1>${jobs.length === 2 && html`<a class="button" href=${link(['diff'], { jobs: jobs.map(({ id }) => id).join() })}>What changed, with code and packages</a>`}</header><${Failure} error=${error} />
+    <header class="head"><h1 id="title">Compare ${jobs.length} jobs</h1><span class="acts">${jobs.length === 2 && html`<a class="button" href=${link(['diff'], { jobs: jobs.map(({ id }) => id).join() })}>What changed, with code and packages</a>`}<${AddToReport} blocks=${() => blocksOf(shown.map(({ id }) => id), arranged(panelsOf(metrics), options), options)} /></span></header><${Failure} error=${error} />
     <div class="card"><table class="compared"><thead><tr><td></td><th>Job</th><th>State</th><th>Experiment</th><th class="num">Waited</th><th class="num">Ran</th><th class="num">Workers</th><th class="num">Goodput</th><th class="num">Cost</th><td></td></tr></thead><tbody>
       ${runs.map((job) => html`<${Run} key=${job.id} run=${job} isBaseline=${job.id === baseline} isHidden=${hidden.has(job.id)} onToggle=${() => toggle(job.id)}
         onColour=${(colour) => setChosen((was) => ({ ...was, [job.id]: colour }))} onRemove=${ids.includes(job.id) && (() => adjust({ jobs: ids.filter((id) => id !== job.id).join(',') }))} />`)}</tbody></table></div>
@@ -142,7 +119,7 @@ function Comparison({ params }) {
       ${experiment && html`<${LayoutTools} experiment=${experiment} saved=${saved} options=${options} />`}<//>
     ${group && html`<p class="soft">Each curve is the mean of the jobs that are shown, and the band is their minimum to maximum.</p>`}
     ${missing.length > 0 && html`<p class="note">No ${AXES[options.x].name} are known of ${missing.map(({ title }) => title).join(', ')}.</p>`}
-    <div class="panels">${arranged(metrics.map((key) => ({ name: key, members: [{ key, name: key }] })), options).map((panel) => html`<${Panel} key=${panel.name} panel=${panel} options=${options} metrics=${metrics} curves=${() => curvesOf(panel)} of=${[series, places, closer, look]}
+    <div class="panels">${arranged(panelsOf(metrics), options).map((panel) => html`<${Panel} key=${panel.name} panel=${panel} options=${options} metrics=${metrics} curves=${() => curvesOf(panel)} of=${[series, places, closer, look]}
         axis=${options.x || 'step'} sync="compare" label=${`${panel.name} of ${shown.length} jobs`} />`)}</div>
     ${runs.length > 1 && axes.length > 1 && html`<h2>Parameters and metrics</h2>
       <${Coordinates} runs=${plotted} axes=${axes} brushes=${brushes} onBrush=${(name, range) => adjust({ brush: brushTexts(new Map([...brushes, [name, range]])) }, true)} label="Jobs" />
@@ -154,6 +131,17 @@ function Comparison({ params }) {
     <h2>Differences between the documents</h2>
     ${found.differences.length ? html`<${Table} label="Fields that differ" jobs=${runs} baseline=${baseline} rows=${found.differences.map(({ pointer, values }) => ({ name: pointer, cells: values.map((value) => ({ text: valueText(value) })) }))} />` : html`<p class="soft">None.</p>`}
   </section>`;
+}
+
+const panelsOf = (metrics) => metrics.map((key) => ({ name: key, members: [{ key, name: key }] }));
+
+// The first charts and a table of the comparison, as blocks of a report.
+function blocksOf(runs, panels, { x, log, smooth, kind, limits }) {
+  const charts = panels.slice(0, MOST_ADDED).map(({ name, members }) => {
+    const [least, most] = limits.get(name) ?? [];
+    return blockOf('chart', { metrics: members.map(({ key }) => key), runs, x, scale: log ? 'log' : '', smoothing: kind ? 0 : smooth, y_min: least, y_max: most });
+  });
+  return [blockOf('table', { runs, columns: 'state,duration,cost' }), ...charts];
 }
 
 // A job's row, which is marked while the reader points at its curve, and marks the curve.

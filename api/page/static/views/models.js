@@ -10,31 +10,16 @@ import { withoutDefaults } from '../lib/schema.js';
 import { useStore } from '../lib/stores.js';
 import { Copy, Empty, Fact, Failure, Loading } from '../parts/common.js';
 import { IN_TEXT, NamedJob, toJob } from '../parts/job_parts.js';
+import { More, usePages } from '../parts/pages.js';
 import { Aliases } from './models/aliases.js';
 
 const EVERY_MS = 10000;
-const PAGE = 50;
 // The draft of the view that submits jobs.
 const DRAFT = 'dray.draft';
 
 const pathOf = (name) => `v1/models/${encodeURIComponent(name)}`;
 const Time = ({ at }) => html`<span title=${exactly(at)}>${clock(at)}</span>`;
 const Labels = ({ names }) => names.map((name) => html`<span key=${name} class="label">${name}</span> `);
-
-// The pages of a list: {items, error, more}; `more` is set if there are further items.
-function usePages(path) {
-  const first = usePoll(path, { limit: PAGE }, EVERY_MS);
-  const [rest, setRest] = useState({ items: [], cursor: null, path });
-  const [error, setError] = useState(null);
-  const { items, cursor } = rest.path === path && rest.cursor !== null ? rest : { items: [], cursor: first.data?.next_cursor };
-  const more = cursor && (() => get(path, { limit: PAGE, cursor }).then((page) => {
-    setRest({ items: [...items, ...page.items], cursor: page.next_cursor ?? '', path });
-    setError(null);
-  }, setError));
-  return { items: first.data && [...first.data.items, ...items], error: error ?? first.error, more, refresh: first.refresh };
-}
-
-const More = ({ more }) => more && html`<p><button onClick=${more}>Show more</button></p>`;
 
 export function ModelsPage({ path }) {
   return path[1] ? html`<${Model} key=${path[1]} name=${path[1]} />` : html`<${List} />`;

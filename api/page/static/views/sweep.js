@@ -4,11 +4,13 @@
 import { address, adjust, go } from '../lib/address.js';
 import { get } from '../lib/api.js';
 import { coloursOf, pointed } from '../lib/colours.js';
+import { metricName } from '../lib/completion.js';
 import { plural, whole } from '../lib/format.js';
 import { html, useEffect, useState } from '../lib/html.js';
 import { repeat } from '../lib/live.js';
 import { axisOf, brushTexts, brushesIn, isWithin } from '../lib/run_axes.js';
 import { useStore } from '../lib/stores.js';
+import { AddToReport, blockOf } from '../parts/add_to_report.js';
 import { Swatch } from '../parts/chart.js';
 import { Empty, Failure, Loading } from '../parts/common.js';
 import { Coordinates } from '../parts/coordinates.js';
@@ -21,6 +23,8 @@ const PAGE = 500;
 const MOST_TRIALS = 2000;
 const NUM_BEST = 20;
 const MOST_COMPARED = 20;
+const NUM_THICK = 8;
+const MOST_COLUMNS = 20; // of a table in a report
 
 // The sweep and its trials, best first, polled until all trials have ended.
 function useSweep(id) {
@@ -54,6 +58,13 @@ function ranked(trials, mode) {
   return trials.sort((a, b) => counts(b) - counts(a) || (key(a) === key(b) ? a.index - b.index : key(a) - key(b)));
 }
 
+// The best trials as a table and a chart of a report.
+function blocksOf(sweep, { metric, mode, by }, names) {
+  const column = by === 'last' ? metricName(metric) : `best:${metricName(metric)}`;
+  const sort = mode === 'min' ? column : `-${column}`;
+  return [blockOf('table', { sweep, sort, columns: [column, ...names].slice(0, MOST_COLUMNS).join(',') }), blockOf('chart', { metrics: [metric], sweep, sort, limit: NUM_THICK })];
+}
+
 export function SweepView({ id }) {
   const { params } = useStore(address);
   const { sweep, trials, error } = useSweep(id);
@@ -72,6 +83,7 @@ export function SweepView({ id }) {
   const compared = selected.filter(({ value }) => value !== null).slice(0, MOST_COMPARED);
   return html`<section aria-labelledby="title">
     <header class="head"><h1 id="title">${sweep.name || 'Sweep'}</h1><span class="soft">${plural(sweep.size, 'trial')}: ${Object.entries(sweep.counts).map(([state, count]) => `${whole(count)} ${state}`).join(', ')}</span>
+      <${AddToReport} blocks=${() => blocksOf(id, sweep, names)} />
       <span class="buttons"><a class="button" href=${`#/jobs?text=${id}`}>All trials in the list</a>
         <button disabled=${best.length < 2} onClick=${() => go(['compare'], { jobs: (brushes.size ? compared : best).map((one) => one.job_id).join(',') })}>Compare the curves of the ${brushes.size ? 'selected' : 'best'}</button></span></header>
     <${Failure} error=${error} />

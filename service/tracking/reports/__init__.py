@@ -1,0 +1,1 @@
+"""Reports: pages of Markdown with charts and tables of runs."""
