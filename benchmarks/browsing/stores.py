@@ -67,16 +67,16 @@ def fill_runs(home: Path, num_runs: int, num_points: int) -> list[str]:
 
 def _copy_series(service: Service, job_id: str) -> None:
     """Copy the first series of a job to the other keys."""
-    table = MetricChunkRow.__table__
-    columns = [column.name for column in table.columns if column.name not in ("id", "key")]
+    table, mapped = MetricChunkRow.__tablename__, inspect(MetricChunkRow)
+    columns = [column.name for column in mapped.columns if column.name not in ("id", "key")]
     kept = ", ".join(columns)
 
     def store(session: Session) -> None:
         for key in KEYS[1:]:
             session.execute(
                 text(
-                    f"INSERT INTO {table.name} (key, {kept}) SELECT :key, {kept} "
-                    f"FROM {table.name} WHERE job_id = :job_id AND key = :first"
+                    f"INSERT INTO {table} (key, {kept}) SELECT :key, {kept} "
+                    f"FROM {table} WHERE job_id = :job_id AND key = :first"
                 ),
                 {"key": key, "job_id": job_id, "first": KEYS[0]},
             )
