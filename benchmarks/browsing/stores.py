@@ -19,6 +19,7 @@ from benchmarks.serving.metrics import Service
 from benchmarks.serving.status_get import make_run
 from ray_workers.shared.contracts import Cause, Frame, FrameKind, Outcome
 from service.db.models import MetricChunkRow
+from service.db.repositories.bulk import table_of
 from service.db.repositories.telemetry import open_chunks
 from service.domain.series import TIMES
 from service.telemetry.metric_writer import appended
@@ -67,16 +68,16 @@ def fill_runs(home: Path, num_runs: int, num_points: int) -> list[str]:
 
 def _copy_series(service: Service, job_id: str) -> None:
     """Copy the first series of a job to the other keys."""
-    table, mapped = MetricChunkRow.__tablename__, inspect(MetricChunkRow)
-    columns = [column.name for column in mapped.columns if column.name not in ("id", "key")]
+    table = table_of(MetricChunkRow)
+    columns = [column.name for column in table.columns if column.name not in ("id", "key")]
     kept = ", ".join(columns)
 
     def store(session: Session) -> None:
         for key in KEYS[1:]:
             session.execute(
                 text(
-                    f"INSERT INTO {table} (key, {kept}) SELECT :key, {kept} "
-                    f"FROM {table} WHERE job_id = :job_id AND key = :first"
+                    f"INSERT INTO {table.name} (key, {kept}) SELECT :key, {kept} "
+                    f"FROM {table.name} WHERE job_id = :job_id AND key = :first"
                 ),
                 {"key": key, "job_id": job_id, "first": KEYS[0]},
             )

@@ -86,7 +86,8 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
     question: `parameters`, the columns of each parameter, and `values`, the metric of each run.
     """
     parameters: Sequence[Sequence[Sequence[float]]] = question["parameters"]
-    groups, columns = [], []
+    groups: list[list[int]] = []
+    columns: list[Sequence[float]] = []
     for own in parameters:
         groups.append(list(range(len(columns), len(columns) + len(own))))
         columns.extend(own)
