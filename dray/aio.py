@@ -16,6 +16,7 @@ from dray._async.cluster import ClusterCalls
 from dray._async.downloads import DownloadCalls
 from dray._async.federation import FederationCalls
 from dray._async.jobs import ArrayCalls, JobCalls
+from dray._async.media import MediaCalls
 from dray._async.registry import RegistryCalls
 from dray._async.reports import ReportCalls
 from dray._async.reservations import ReservationCalls
@@ -38,6 +39,7 @@ class AsyncClient(
     BulkCalls,
     FederationCalls,
     RegistryCalls,
+    MediaCalls,
     DownloadCalls,
     ClusterCalls,
     ReservationCalls,

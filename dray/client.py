@@ -17,6 +17,7 @@ from dray._sync.cluster import ClusterCalls
 from dray._sync.downloads import DownloadCalls
 from dray._sync.federation import FederationCalls
 from dray._sync.jobs import ArrayCalls, JobCalls
+from dray._sync.media import MediaCalls
 from dray._sync.registry import RegistryCalls
 from dray._sync.reports import ReportCalls
 from dray._sync.reservations import ReservationCalls
@@ -38,6 +39,7 @@ class Client(
     BulkCalls,
     FederationCalls,
     RegistryCalls,
+    MediaCalls,
     DownloadCalls,
     ClusterCalls,
     ReservationCalls,

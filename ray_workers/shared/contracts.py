@@ -277,6 +277,7 @@ class FrameKind(StrEnum):
     MEMORY_COPIES = "memory_copies"
     NO_MEMORY_COPIES = "no_memory_copies"
     SAMPLES = "samples"
+    MEDIA = "media"
     ROUND = "round"
     SILO_ROUND = "silo_round"
     ROUND_TROUBLE = "round_trouble"

@@ -22,6 +22,7 @@ from ray_workers.shared.frames import (
     DivergenceReport,
     ErrorReport,
     LogReport,
+    MediaReport,
     MemoryCopiesReport,
     MetricsReport,
     NoMemoryCopiesReport,
@@ -49,6 +50,7 @@ from service.ingest import (
     step_times,
 )
 from service.ingest.decoding import BadFrame, Refusals, decode, resumed_step, seconds_of, time_of
+from service.ingest.media import MediaStore
 from service.lifecycle import node_checks
 from service.lifecycle.transitions import remark
 from service.storage.staged_files import Files
@@ -87,6 +89,7 @@ class RankFrames:
         self._now = now
         self._logs = LogStore(session, storage, job, attempt, now, known)
         self._metrics = MetricStore(session, job, attempt, now, known)
+        self._media = MediaStore(session, storage, job, attempt, now)
         self._known_keys: set[str] = set()
         self._awaited_step = resume_reports.awaited_step(attempt)
         self._progress: dict[str, Any] = dict(job.progress or {})
@@ -113,6 +116,7 @@ class RankFrames:
             times = step_times.noted(self._job, self._attempt, self._progress, self._batch)
             if times is not None:
                 self._job.step_times = times
+        self._media.close()
         stored = self._metrics.store()
         self._logs.store()
         refusals.add_event(self._session, self._job, self._now)
@@ -181,6 +185,8 @@ class RankFrames:
                 self._remark("no_memory_copies", "no_memory_copies", report.message, {})
             case SamplesReport() as report:
                 self._take_samples(report, time_of(frame, self._now))
+            case MediaReport() as report:
+                self._media.take(report, frame.rank, time_of(frame, self._now))
             case RoundReport() as report:
                 at = time_of(frame, self._now)
                 open_rounds.store(self._session, self._job, self._attempt, report, at)

@@ -11,6 +11,7 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 from tests.page.site import PRICES, Site
+from tests.page.test_media import all_kinds
 from tests.unit.api.serving import serving
 
 FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
@@ -39,6 +40,7 @@ def main() -> None:
                 "table": (f"jobs?columns={COLUMNS}&sort=-best:val/accuracy", "light"),
                 "groups": ("jobs?group=user&sort=-best:val/accuracy", "light"),
                 "compare": (f"compare?jobs={','.join(compared)}&smooth=0.6", "light"),
+                "media": (f"jobs/{all_kinds(site)}?tab=media", "light"),
                 "sweep": (f"compare?sweep={trials[0]['array_id']}", "light"),
             }
             for name, (place, scheme) in places.items():

@@ -40,6 +40,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "get_system_metrics": Client.system_metrics,
     "get_logs": Client.logs,
     "get_samples": Client.samples,
+    "get_media_records": Client.media_records,
     "get_events": Client.events,
     "get_drill": Client.drill,
     "get_round": Client.join,

@@ -15,6 +15,7 @@ import { ENDED, State, Tags, costOf, goodputOf, isArrayId, isJobId, toJob, value
 import { ChartTools, Panel, arranged, chartOptions } from '../parts/panels.js';
 import { ColourPicker, Eye, namesOf } from '../parts/runs.js';
 import { inOrder } from './job/curves.js';
+import { ComparedMedia } from './compared_media.js';
 import { SweepView } from './sweep.js';
 
 const MOST = 20;
@@ -131,6 +132,7 @@ function Comparison({ params }) {
     <${Synchronization} jobs=${runs} baseline=${baseline} sync=${found.sync} />
     <h2>Metrics</h2><p class="soft">The newest value${baseline ? ', its difference from the baseline,' : ''} and the best value or the range, with steps.</p>
     <${Table} label="Metrics of each job" jobs=${runs} baseline=${baseline} rows=${inOrderBy(found.metrics).map(rowOfMetric)} />
+    <${ComparedMedia} runs=${shown} params=${params} />
     <h2>Differences between the documents</h2>
     ${found.differences.length ? html`<${Table} label="Fields that differ" jobs=${runs} baseline=${baseline} rows=${found.differences.map(({ pointer, values }) => ({ name: pointer, cells: values.map((value) => ({ text: valueText(value) })) }))} />` : html`<p class="soft">None.</p>`}
   </section>`;
