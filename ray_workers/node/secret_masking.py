@@ -23,8 +23,8 @@ EXACT: Final = frozenset(
         *("state", "cause", "code", "then", "file"),
     }
 )
-"""Fields of frames into which dray itself writes addresses, hashes, fixed words and encoded files. A
-short secret can occur in a hash or in base64 by chance, and must not be masked there."""
+"""Fields of frames into which dray itself writes addresses, hashes, fixed words and encoded files.
+A short secret can occur in a hash or in base64 by chance, and must not be masked there."""
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 

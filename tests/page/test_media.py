@@ -53,7 +53,7 @@ def all_kinds(site: Site) -> str:
 
 def test_a_slider_moves_every_series_to_a_step(site: Site, tab: Watched) -> None:
     page = tab.open(f"jobs/{all_kinds(site)}?tab=media")
-    picture = page.get_by_role("region", name="image val/sample")
+    picture = page.get_by_role("region", name="Picture val/sample")
     shown = picture.locator("img")
     shown.wait_for()
     assert shown.get_attribute("alt") == "val/sample, step 300"
@@ -65,7 +65,7 @@ def test_a_slider_moves_every_series_to_a_step(site: Site, tab: Watched) -> None
     assert "at=200" in page.url
     page.wait_for_function("old => document.querySelector('.media img').src !== old", arg=newest)
     page.keyboard.press("Home")
-    text = page.get_by_role("region", name="text val/answer")
+    text = page.get_by_role("region", name="Text val/answer")
     text.scroll_into_view_if_needed()
     text.get_by_text("step 100: ").wait_for()
     assert EVIL in text.inner_text()
@@ -75,7 +75,7 @@ def test_a_slider_moves_every_series_to_a_step(site: Site, tab: Watched) -> None
 
 def test_each_kind_is_drawn(site: Site, tab: Watched) -> None:
     page = tab.open(f"jobs/{all_kinds(site)}?tab=media")
-    histogram = page.get_by_role("region", name="histogram grad/layer.0")
+    histogram = page.get_by_role("region", name="Histogram grad/layer.0")
     histogram.scroll_into_view_if_needed()
     histogram.get_by_role("img", name="Histogram of grad/layer.0: 4,000 values").wait_for()
     assert histogram.locator(".bar").count() == 64
@@ -84,7 +84,7 @@ def test_each_kind_is_drawn(site: Site, tab: Watched) -> None:
     page.wait_for_function(f"({drawn})(document.querySelector('canvas.heat'))")
     histogram.locator("canvas").hover()
     histogram.get_by_text("step 200,").wait_for()
-    matrix = page.get_by_role("region", name="confusion_matrix val")
+    matrix = page.get_by_role("region", name="Confusion matrix val")
     matrix.scroll_into_view_if_needed()
     matrix.locator("tbody tr").first.wait_for()
     assert matrix.locator("tbody th").all_inner_texts() == ["cat", "dog", "bird", EVIL]
@@ -94,13 +94,16 @@ def test_each_kind_is_drawn(site: Site, tab: Watched) -> None:
     assert sum(cells) == 200
     matrix.locator("tbody td").first.hover()
     matrix.get_by_text(f"cat predicted as cat: {cells[0]},").wait_for()
-    for name, area in (("pr_curve", "Average precision"), ("roc_curve", "Area under the curve")):
+    for name, area in (
+        ("Precision-recall curve", "Average precision"),
+        ("ROC curve", "Area under the curve"),
+    ):
         curve = page.get_by_role("region", name=f"{name} val/spam")
         curve.scroll_into_view_if_needed()
         curve.get_by_text(area).wait_for()
         curve.locator("svg").hover()
         curve.get_by_text("at scores from").wait_for()
-    audio = page.get_by_role("region", name="audio val/voice")
+    audio = page.get_by_role("region", name="Audio val/voice")
     audio.scroll_into_view_if_needed()
     audio.locator("audio").wait_for()
     page.wait_for_function("document.querySelector('audio').duration === 1")
@@ -108,7 +111,7 @@ def test_each_kind_is_drawn(site: Site, tab: Watched) -> None:
 
 def test_a_table_is_sorted_and_has_pages(site: Site, tab: Watched) -> None:
     page = tab.open(f"jobs/{all_kinds(site)}?tab=media")
-    table = page.get_by_role("region", name="table val/wrong")
+    table = page.get_by_role("region", name="Table val/wrong")
     table.scroll_into_view_if_needed()
     rows = table.locator("tbody tr")
     rows.first.wait_for()

@@ -34,8 +34,8 @@ def put_state(session: Session, row: StorageStateRow) -> None:
 
 
 def used_bytes(session: Session) -> int:
-    """Return the total bytes of checkpoints, artifacts, logs, media and uploaded files according to their
-    rows, without listing the storage.
+    """Return the total bytes of checkpoints, artifacts, logs, media and uploaded files according to
+    their rows, without listing the storage.
 
     The sum uses floats, because a job can report false sizes whose sum exceeds 64 bits.
     """

@@ -48,7 +48,7 @@ function Curve({ record: { value }, title }) {
   const area = `${isRoc ? 'Area under the curve' : 'Average precision'} ${number(value.area)}`;
   const [size, left, below] = [280, 34, 34];
   const x = (rate) => left + rate * (size - left - 8);
-  const y = (rate) => 8 + (1 - rate) * (size - below - 8);
+  const y = (rate) => 22 + (1 - rate) * (size - below - 22);
   const point = (event) => {
     const box = event.currentTarget.getBoundingClientRect();
     const [px, py] = [((event.clientX - box.left) * size) / box.width, ((event.clientY - box.top) * size) / box.height];
@@ -62,7 +62,7 @@ function Curve({ record: { value }, title }) {
       <path class="axis" d=${`M${x(0)} ${y(1)}V${y(0)}H${x(1)}`} />${isRoc && html`<path class="chance" d=${`M${x(0)} ${y(0)}L${x(1)} ${y(1)}`} />`}
       <path class="drawn" d=${path} />${near !== null && html`<circle cx=${x(value.x[near])} cy=${y(value.y[near])} r="4" />`}
       ${[0, 0.5, 1].map((rate) => html`<text key=${rate} x=${x(rate)} y=${size - 20} text-anchor="middle">${number(rate)}</text><text x=${left - 5} y=${y(rate) + 4} text-anchor="end">${number(rate)}</text>`)}
-      <text x=${x(0.5)} y=${size - 4} text-anchor="middle">${nameX}</text><text x=${x(0) + 4} y="16">${nameY}</text></svg>
+      <text x=${x(0.5)} y=${size - 4} text-anchor="middle">${nameX}</text><text x=${x(0)} y="12">${nameY}</text></svg>
     <p>${area}<span class="soft">${`; ${whole(value.positives)} positive and ${whole(value.negatives)} negative labels`}</span></p>
     <p class="soft" aria-live="off">${near === null ? 'Point at the curve for its threshold.' : `${nameX} ${cells(near)[0]}, ${nameY} ${cells(near)[1]} at scores from ${cells(near)[2]}`}</p>
     <details><summary>Points</summary><div class="scrolls" tabindex="0" role="region" aria-label=${`Points of ${title}`}><table><thead><tr><th class="num">${nameX}</th><th class="num">${nameY}</th><th class="num">score at least</th></tr></thead>

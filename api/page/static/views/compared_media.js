@@ -6,7 +6,7 @@ import { html, useEffect, useState } from '../lib/html.js';
 import { repeat } from '../lib/live.js';
 import { Failure, Loading } from '../parts/common.js';
 import { ENDED } from '../parts/job_parts.js';
-import { KINDS, Series, nameOf } from './job/media.js';
+import { KINDS, Series, inOrder, nameOf } from './job/media.js';
 
 const EVERY_MS = 10000;
 
@@ -23,15 +23,14 @@ function Opened({ runs, at }) {
   const rows = new Map();
   for (const run of runs) {
     for (const series of found[run.id] ?? []) {
-      const name = `${series.kind} ${nameOf(series)}`;
-      rows.set(name, [...(rows.get(name) ?? []), { run, series }]);
+      const name = `${KINDS[series.kind]}: ${nameOf(series)}`;
+      if (!rows.has(name)) rows.set(name, { name, kind: series.kind, cells: [] });
+      rows.get(name).cells.push({ run, series });
     }
   }
-  const kinds = Object.keys(KINDS);
-  const place = ([, [{ series }]]) => kinds.indexOf(series.kind);
   if (rows.size === 0) return html`<p class="soft">None of the jobs that are shown has reported media.</p>`;
-  return [...rows].sort((a, b) => place(a) - place(b)).map(([name, cells]) => html`<h3 key=${name}>${KINDS[cells[0].series.kind]}: ${nameOf(cells[0].series)}</h3>
-    <div class=${`media media-${cells[0].series.kind}`}>${cells.map(({ run, series }) => html`<${Series} key=${run.id} jobId=${run.id} series=${series} at=${at} every=${ENDED.has(run.state) ? 0 : EVERY_MS} title=${`${nameOf(series)} of ${run.title}`} />`)}</div>`);
+  return inOrder(rows.values()).map(({ name, cells }) => html`<h3 key=${name}>${name}</h3>
+    <div class="media">${cells.map(({ run, series }) => html`<${Series} key=${run.id} jobId=${run.id} series=${series} at=${at} every=${ENDED.has(run.state) ? 0 : EVERY_MS} title=${`${nameOf(series)} of ${run.title}`} />`)}</div>`);
 }
 
 // The series of each job, by id. Polled while one of the jobs is live.

@@ -13,8 +13,8 @@ import { SHOWN } from '../../parts/media_values.js';
 import { useSeen } from '../../parts/virtual.js';
 
 export const KINDS = {
-  image: 'Pictures', histogram: 'Histograms', confusion_matrix: 'Confusion matrices', pr_curve: 'Precision-recall curves',
-  roc_curve: 'ROC curves', table: 'Tables', audio: 'Audio', text: 'Texts',
+  image: 'Picture', histogram: 'Histogram', confusion_matrix: 'Confusion matrix', pr_curve: 'Precision-recall curve', roc_curve: 'ROC curve',
+  audio: 'Audio', table: 'Table', text: 'Text',
 };
 const EVERY_MS = 5000;
 
@@ -32,17 +32,17 @@ export function Media({ job }) {
     ${data.num_left_out > 0 && html`<p class="note">${plural(data.num_left_out, 'value')} ${data.num_left_out === 1 ? 'was' : 'were'} left out; the log and the events state the reasons.
       A job can store ${whole(data.max_records)} records of ${bytes(data.max_bytes)}.</p>`}
     ${data.items.length > 1 && html`<div class="toolbar"><input type="search" aria-label="Media whose key contains" placeholder="keys" value=${only} onInput=${(event) => adjust({ media: event.target.value }, true)} /></div>`}
-    ${Object.entries(KINDS).map(([kind, title]) => {
-      const series = found.filter((one) => one.kind === kind);
-      return series.length > 0 && html`<h2 key=${kind}>${title}</h2><div class=${`media media-${kind}`}>${series.map((one) => html`<${Series} key=${`${one.rank} ${one.key}`} jobId=${job.id} series=${one} at=${params.get('at')} every=${every} />`)}</div>`;
-    })}`;
+    <div class="media">${inOrder(found).map((one) => html`<${Series} key=${`${one.kind} ${one.rank} ${one.key}`} jobId=${job.id} series=${one} at=${params.get('at')} every=${every} />`)}</div>`;
 }
+
+const place = ({ kind }) => Object.keys(KINDS).indexOf(kind);
+export const inOrder = (series) => [...series].sort((a, b) => place(a) - place(b));
 
 // at: the step in the address. Each series shows its newest record up to this step. every: the polling period of what changes.
 export function Series({ jobId, series, at, every, title = nameOf(series) }) {
   const box = useRef(null);
   const seen = useSeen(box);
-  return html`<section class="card" ref=${box} aria-label=${`${series.kind} ${title}`}><h3 class="minor">${title}</h3>${seen && html`<${Seen} jobId=${jobId} series=${series} at=${at} every=${every} title=${title} />`}</section>`;
+  return html`<section class=${`card media-${series.kind}`} ref=${box} aria-label=${`${KINDS[series.kind]} ${title}`}><h3 class="minor">${title} <span class="soft">${KINDS[series.kind]}</span></h3>${seen && html`<${Seen} jobId=${jobId} series=${series} at=${at} every=${every} title=${title} />`}</section>`;
 }
 
 export const nameOf = ({ key, rank }) => (rank ? `${key}, rank ${rank}` : key);
