@@ -30,7 +30,7 @@ class MediaCalls(DownloadCalls):
         max_records: int | None = None,
     ) -> Generator[views.MediaRecord, None, None]:
         """Yield the media of the job in the order of the ranks, kinds, keys and steps, or only
-        those of a kind, key, rank or step.
+        the media of a kind, key, rank or step.
 
         max_records: yield at most this number of records at equal distances, with the first and the
         last. Requires `kind` and `key`; the rank is 0 by default.

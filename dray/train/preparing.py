@@ -52,7 +52,7 @@ class TrainingProgress:
 
 @dataclass
 class PreparedParts:
-    """What a script passed to `prepare`, and the session that drives it."""
+    """The arguments of `prepare`, and the session that drives the script."""
 
     session: TrainingSession
     saver: Saver
@@ -387,7 +387,7 @@ def _check_init(call: str) -> None:
 
 
 def check_prepared(call: str) -> PreparedParts:
-    """Return what `prepare` has prepared. Raises RuntimeError if it was not called before this
+    """Return the result of `prepare`. Raises RuntimeError if it was not called before this
     call."""
     if _state.prepared is None:
         raise RuntimeError(f"call train.prepare() before {call}()")

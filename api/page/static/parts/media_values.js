@@ -78,13 +78,13 @@ function ConfusionMatrix({ record: { value: { classes, counts } }, title }) {
   const most = Math.max(1, ...counts.flat());
   const share = (n, m) => (byRow ? counts[n][m] / Math.max(1, sums[n]) : counts[n][m] / most);
   const isLabelled = classes.length <= MAX_LABELLED;
-  const told = near && `${classes[near[0]]} predicted as ${classes[near[1]]}: ${whole(counts[near[0]][near[1]])}, ${percent(counts[near[0]][near[1]] / Math.max(1, sums[near[0]]))} of the class`;
+  const cellText = near && `${classes[near[0]]} predicted as ${classes[near[1]]}: ${whole(counts[near[0]][near[1]])}, ${percent(counts[near[0]][near[1]] / Math.max(1, sums[near[0]]))} of the class`;
   return html`<label><input type="checkbox" checked=${byRow} onChange=${(event) => setByRow(event.target.checked)} /> share of each true class</label>
     <div class="scrolls" tabindex="0" role="region" aria-label=${`Confusion matrix of ${title}`}><table class=${`confusion ${isLabelled ? '' : 'dense'}`} onPointerLeave=${() => setNear(null)}>
       <thead><tr><td class="corner">true \\ predicted</td>${classes.map((name, m) => html`<th key=${m} scope="col" title=${name}>${name}</th>`)}</tr></thead>
       <tbody>${counts.map((row, n) => html`<tr key=${n}><th scope="row" title=${classes[n]}>${classes[n]}</th>${row.map((count, m) => html`<td key=${m} onPointerEnter=${() => setNear([n, m])}
         style=${{ background: `color-mix(in srgb, var(--accent) ${Math.round(45 * share(n, m))}%, transparent)` }}>${byRow && isLabelled ? percent(share(n, m)) : whole(count)}</td>`)}</tr>`)}</tbody></table></div>
-    <p class="soft">${told ?? `${whole(total)} predictions, ${percent(right / Math.max(1, total))} are right`}</p>`;
+    <p class="soft">${cellText ?? `${whole(total)} predictions, ${percent(right / Math.max(1, total))} are right`}</p>`;
 }
 
 function Table({ record: { value: { columns, rows, num_rows: reported } }, title }) {
@@ -106,7 +106,7 @@ function Table({ record: { value: { columns, rows, num_rows: reported } }, title
 
 const shown = (cell) => (cell === null ? '–' : typeof cell === 'number' ? number(cell, 6) : String(cell));
 
-// The order of two cells: numbers, texts, and last those without a value.
+// The order of two cells: numbers, then texts, then empty cells.
 function compared(a, b, down) {
   if (a === null || b === null) return (a === null) - (b === null);
   const order = typeof a === 'number' && typeof b === 'number' ? a - b : typeof a === 'number' ? -1 : typeof b === 'number' ? 1 : String(a).localeCompare(String(b));

@@ -117,8 +117,8 @@ def spread(session: Session, job_id: str, series: Series, number: int) -> Sequen
     steps = list(session.scalars(chosen.order_by(MediaRow.step)))
     if len(steps) > number:
         last = len(steps) - 1
-        places = {round(last * place / (number - 1)) for place in range(number)}
-        steps = [steps[place] for place in sorted(places)]
+        indices = {round(last * n / (number - 1)) for n in range(number)}
+        steps = [steps[index] for index in sorted(indices)]
     query = _chosen(select(MediaRow), job_id, rank=rank, kind=kind, key=key)
     return list(session.scalars(query.where(MediaRow.step.in_(steps)).order_by(MediaRow.step)))
 

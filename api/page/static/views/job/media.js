@@ -52,7 +52,7 @@ function Seen({ jobId, series, at, every, title }) {
   const step = stepAt(steps, at);
   const path = `v1/jobs/${jobId}/media/records`;
   const { data, error } = usePoll(path, { kind, key, rank, step }, 0);
-  // The record of the last step stays until that of the next one is there.
+  // Show the record of the previous step until the next record has arrived.
   const last = useRef(null);
   if (data?.items.length) [last.current] = data.items;
   const Shown = SHOWN[kind];
