@@ -16,6 +16,7 @@ from dray._async.cluster import ClusterCalls
 from dray._async.downloads import DownloadCalls
 from dray._async.federation import FederationCalls
 from dray._async.jobs import ArrayCalls, JobCalls
+from dray._async.media import MediaCalls
 from dray._async.registry import RegistryCalls
 from dray._async.report_pages import ReportPageCalls
 from dray._async.reports import ReportCalls
@@ -40,6 +41,7 @@ class AsyncClient(
     FederationCalls,
     RegistryCalls,
     ReportPageCalls,
+    MediaCalls,
     DownloadCalls,
     ClusterCalls,
     ReservationCalls,

@@ -17,6 +17,7 @@ from dray._sync.cluster import ClusterCalls
 from dray._sync.downloads import DownloadCalls
 from dray._sync.federation import FederationCalls
 from dray._sync.jobs import ArrayCalls, JobCalls
+from dray._sync.media import MediaCalls
 from dray._sync.registry import RegistryCalls
 from dray._sync.report_pages import ReportPageCalls
 from dray._sync.reports import ReportCalls
@@ -40,6 +41,7 @@ class Client(
     FederationCalls,
     RegistryCalls,
     ReportPageCalls,
+    MediaCalls,
     DownloadCalls,
     ClusterCalls,
     ReservationCalls,

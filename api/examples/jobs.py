@@ -272,6 +272,39 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
         ],
         "next_cursor": None,
     },
+    "MediaOverview": {
+        "items": [
+            {
+                "kind": "image",
+                "key": "val/sample",
+                "rank": 0,
+                "steps": [100, 200, 300],
+            }
+        ],
+        "num_records": 3,
+        "num_bytes": 21_604,
+        "num_left_out": 0,
+        "max_records": 10_000,
+        "max_bytes": 268_435_456,
+    },
+    "MediaPage": {
+        "items": [
+            {
+                "key": "val/sample",
+                "rank": 0,
+                "step": 100,
+                "attempt": 1,
+                "time": STEPPED,
+                "value": {
+                    "kind": "image",
+                    "file": {"sha256": SHA256, "size_bytes": 7_200, "media_type": "image/png"},
+                    "width": 64,
+                    "height": 64,
+                },
+            }
+        ],
+        "next_cursor": None,
+    },
 }
 """Response bodies, keyed by schema name."""
 

@@ -42,6 +42,7 @@ class StoredFile:
     """Hash of the whole file, which is also its ETag."""
     name: str
     """Path of the file; a browser names the download after the last part of the path."""
+    media_type: str = BINARY
 
 
 def download(request: Request, storage: Storage, file: StoredFile) -> Response:
@@ -63,9 +64,9 @@ def download(request: Request, storage: Storage, file: StoredFile) -> Response:
     if part:
         headers["Content-Range"] = f"bytes {part.start}-{part.end - 1}/{file.size_bytes}"
     if request.method == "HEAD":
-        return Response(headers=headers, media_type=BINARY)
+        return Response(headers=headers, media_type=file.media_type)
     pieces = _pieces(storage, file.key, part or Range(0, file.size_bytes))
-    return StreamingResponse(pieces, 206 if part else 200, headers, media_type=BINARY)
+    return StreamingResponse(pieces, 206 if part else 200, headers, media_type=file.media_type)
 
 
 def attachment(path: str) -> dict[str, str]:

@@ -24,7 +24,8 @@ VERSION_MARK = b"page/VERSION/"
 """Prefix of each file's address in `index.html`."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "img-src 'self' blob:; media-src blob:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
 )
 """Content-Security-Policy of the page: no inline code or styles, and nothing from other origins."""
 _MEDIA_TYPES = {

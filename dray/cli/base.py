@@ -30,6 +30,7 @@ from dray.input import units
 ORDER = (
     *("init", "submit", "watch", "wait", "ls", "get", "explain", "metrics", "logs", "events"),
     "samples",
+    "media",
     "tensorboard",
     *("attempts", "checkpoints", "artifacts", "download", "code", "export", "cancel", "delete"),
     *("compare", "diff", "lineage", "importance", "annotate", "experiment", "views", "report"),

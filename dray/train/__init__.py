@@ -4,6 +4,7 @@
 
     checkpoint = train.load_checkpoint()            # None in the first attempt
     train.report(step, {"train/loss": loss.item()}, total_steps=1000)
+    train.report(step, image={"sample": picture}, histogram={"weights": model.head.weight})
     train.save_checkpoint("state", step)            # on one rank; "state" is a folder
     train.save_artifact("model.safetensors")
 
@@ -22,7 +23,6 @@ from dray.train.preparing import (
     no_sync,
     prepare,
     progress,
-    report,
     track,
 )
 from dray.train.preparing import drive as drive
@@ -44,6 +44,7 @@ from dray.train.reporting import known as known
 from dray.train.reporting import observe as observe
 from dray.train.reporting import store_artifact as store_artifact
 from dray.train.reporting import wait_until_written as wait_until_written
+from dray.train.reports import report
 from dray.train.storage_faults import StorageError
 
 __all__ = [

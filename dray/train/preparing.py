@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from dray.train import reporting
 from dray.train.reporting import Context
@@ -51,7 +51,9 @@ class TrainingProgress:
 
 
 @dataclass
-class _Prepared:
+class PreparedParts:
+    """The arguments of `prepare`, and the session that drives the script."""
+
     session: TrainingSession
     saver: Saver
     loader: PreparedLoader | None
@@ -65,7 +67,7 @@ class _State:
     """Set by dray in a process that it starts; None otherwise, as under torchrun."""
     options: InitOptions | None = None
     tracked: dict[str, Any] | None = None
-    prepared: _Prepared | None = None
+    prepared: PreparedParts | None = None
     parallel: Mapping[str, Any] | None = None
     """The `parallel` of the job document; None outside of dray."""
     num_epochs: int | None = None
@@ -267,7 +269,7 @@ def prepare(
     )
     session.on_batch = saver.at_batch
     divided = None if loader is None else PreparedLoader(loader, session)
-    _state.prepared = _Prepared(session, saver, divided)
+    _state.prepared = PreparedParts(session, saver, divided)
     return model, optimizer, divided
 
 
@@ -276,7 +278,7 @@ def _listed(given: Any) -> list[Any]:
 
 
 def _prepare_more(
-    prepared: _Prepared,
+    prepared: PreparedParts,
     models: list[nn.Module],
     optimizers: list[Optimizer],
     loader: DataLoader[Any] | None,
@@ -316,7 +318,7 @@ def _sizes(shard: int | None, tensor: int | None) -> tuple[int | None, int | Non
 def epochs(number: int) -> Iterator[int]:
     """Count epochs from the job's current epoch up to `number`. Use it around the loop over the
     loader, as in `for epoch in epochs(3)`."""
-    prepared = _check_prepared("epochs")
+    prepared = check_prepared("epochs")
     if prepared.loader is None:
         raise RuntimeError("epochs() counts passes over a loader: pass a loader to prepare()")
     _state.num_epochs = number
@@ -331,70 +333,24 @@ def epochs(number: int) -> Iterator[int]:
 def progress(*, total_steps: int | None = None) -> TrainingProgress:
     """Return the training progress. total_steps: total number of steps, after which the loader
     ends. The remaining time is computed from this number. Not needed with `epochs`."""
-    prepared = _check_prepared("progress")
+    prepared = check_prepared("progress")
     session = prepared.session
     if total_steps is not None:
         session.total_steps = total_steps
     position = session.position
-    return TrainingProgress(session.steps, position.epoch, position.batch, _total_steps(prepared))
+    return TrainingProgress(session.steps, position.epoch, position.batch, total_steps_of(prepared))
 
 
 def no_sync() -> AbstractContextManager[None]:
     """Return a context in which backward passes accumulate gradients without exchanging them. The
     next backward pass outside of the context exchanges the accumulated gradients."""
-    return _check_prepared("no_sync").session.no_exchange()
+    return check_prepared("no_sync").session.no_exchange()
 
 
 def checkpoint() -> None:
     """Save a checkpoint before the next batch, while training continues. Call this function either
     on every rank or only on rank 0."""
-    _check_prepared("checkpoint").saver.ask()
-
-
-@overload
-def report(
-    step: SupportsIndex,
-    values: Mapping[str, SupportsFloat],
-    *,
-    epoch: int | None = None,
-    total_steps: int | None = None,
-    samples_per_s: float | None = None,
-) -> None: ...
-
-
-@overload
-def report(step: Mapping[str, SupportsFloat]) -> None: ...
-
-
-def report(
-    step: SupportsIndex | Mapping[str, SupportsFloat],
-    values: Mapping[str, SupportsFloat] | None = None,
-    *,
-    epoch: int | None = None,
-    total_steps: int | None = None,
-    samples_per_s: float | None = None,
-) -> None:
-    """Record metrics of one step of this rank, which the API serves as the job's metrics.
-
-    step: number of optimizer steps done, 1 after the first step. Report each key once per step. In
-        a prepared script, pass only the values: dray adds the step, the epoch and the total.
-    values: real numbers, keyed by name; NaN and infinities are allowed. A key has 1 to 128
-        printable characters, for example `val/accuracy`.
-    epoch, total_steps, samples_per_s: shown as the job's progress if rank 0 reports them.
-
-    A call makes one small write to a local file, and never waits for the network. Raises ValueError
-    for a key or value that can't be stored. Does nothing outside of dray.
-    """
-    if isinstance(step, Mapping):
-        if values is not None:
-            raise TypeError("report() was given two sets of values: pass only one")
-        _report_values(step)
-    elif values is None:
-        raise TypeError("report() needs the metrics of the step, such as {'train/loss': loss}")
-    else:
-        reporting.report(
-            step, values, epoch=epoch, total_steps=total_steps, samples_per_s=samples_per_s
-        )
+    check_prepared("checkpoint").saver.ask()
 
 
 def is_prepared() -> bool:
@@ -410,22 +366,8 @@ def finish() -> None:
         prepared.saver.end()
 
 
-def _report_values(values: Mapping[str, SupportsFloat]) -> None:
-    """Record metrics of the step that was just completed, and the training progress."""
-    prepared = _check_prepared("report")
-    session = prepared.session
-    if session.is_void or session.is_skipping:
-        return  # the step will be repeated, or was reported by another process
-    # Accept a loss that requires a gradient.
-    numbers = {
-        key: value.detach() if hasattr(value, "detach") else value for key, value in values.items()
-    }
-    reporting.report(
-        session.steps, numbers, epoch=session.position.epoch, total_steps=_total_steps(prepared)
-    )
-
-
-def _total_steps(prepared: _Prepared) -> int | None:
+def total_steps_of(prepared: PreparedParts) -> int | None:
+    """Return the total number of training steps; None if it is unknown."""
     if prepared.session.total_steps is not None:
         return prepared.session.total_steps
     if _state.num_epochs is None or prepared.loader is None:
@@ -444,7 +386,9 @@ def _check_init(call: str) -> None:
         raise RuntimeError(f"call train.init() before {call}()")
 
 
-def _check_prepared(call: str) -> _Prepared:
+def check_prepared(call: str) -> PreparedParts:
+    """Return the result of `prepare`. Raises RuntimeError if it was not called before this
+    call."""
     if _state.prepared is None:
         raise RuntimeError(f"call train.prepare() before {call}()")
     return _state.prepared

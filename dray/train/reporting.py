@@ -27,6 +27,8 @@ from dray.train.spool import EVERYTHING, Known, SpoolWriter
 from dray.train.storage_faults import StorageError, log, wait_for_space
 
 DEFAULT_SPOOL_LIMIT_BYTES = 64 << 20
+STREAM_LIMIT_BYTES = 32 << 20
+"""Maximum size of a separate stream on the node that the service has not received yet."""
 MAX_KEY_CHARS = 128
 MAX_KEYS = 1024
 MAX_STEP = 2**53
@@ -92,19 +94,19 @@ def report(
     samples_per_s: float | None = None,
 ) -> None:
     """Like `dray.train.report`, but the step must be given."""
-    number = _checked_count("step", step)
+    number = checked_count("step", step)
     if len(values) > MAX_KEYS:
         raise ValueError(
             f"report() was given {len(values)} keys, but a step must not have more than {MAX_KEYS}"
         )
     body: dict[str, Any] = {
         "step": number,
-        "values": {_checked_key(key): _checked_number(key, value) for key, value in values.items()},
+        "values": {checked_key(key): _checked_number(key, value) for key, value in values.items()},
     }
     if epoch is not None:
-        body["epoch"] = _checked_count("epoch", epoch)
+        body["epoch"] = checked_count("epoch", epoch)
     if total_steps is not None:
-        body["total_steps"] = _checked_count("total_steps", total_steps)
+        body["total_steps"] = checked_count("total_steps", total_steps)
     if samples_per_s is not None:
         body["samples_per_s"] = _checked_number("samples_per_s", samples_per_s)
     emit("metrics", body)
@@ -190,11 +192,11 @@ def save_checkpoint(
     If the storage fails, returns None and logs a line, so that training can continue. Raises
     ValueError for a folder without files. Outside of dray, the files stay in place, and the
     returned URL refers to this folder."""
-    number = _checked_count("step", step)
+    number = checked_count("step", step)
     if keep < 1:
         raise ValueError(f"keep must be at least 1, not {keep}")
     source = Path(folder)
-    values = {_checked_key(k): _checked_number(k, v) for k, v in (metrics or {}).items()}
+    values = {checked_key(k): _checked_number(k, v) for k, v in (metrics or {}).items()}
     found = files_of(source)
     base = os.environ.get("DRAY_CHECKPOINT_URL")
     if base is None:
@@ -243,7 +245,7 @@ def _storing() -> AbstractContextManager[None]:
     return nullcontext() if _observer is None else _observer.storing()
 
 
-NOT_VITAL = ("metrics", "packages")
+NOT_VITAL = frozenset({"metrics", "media", "packages"})
 """Kinds of frames that are dropped if the disk has no space."""
 
 
@@ -256,18 +258,21 @@ def emit(kind: str, body: Mapping[str, Any]) -> bool:
     return 0 < append(kind, body) < math.inf
 
 
-def append(kind: str, body: Mapping[str, Any]) -> float:
+def append(kind: str, body: Mapping[str, Any], *, stream: str = "") -> float:
     """Like `emit`, but return the offset of the frame's end in the spool (see `known`): infinity if
-    the frame was dropped, 0 if there is no spool."""
+    the frame was dropped, 0 if there is no spool.
+
+    stream: suffix of a separate spool; empty for the spool of reports."""
     directory = os.environ.get("DRAY_SPOOL_DIR")
     if directory is None:
         return 0.0
     with _lock:
-        writer = _writer(directory)
+        writer = _writer(directory, stream)
         if not writer.append(kind, body, vital=kind not in NOT_VITAL):
             return math.inf
         position, num_missing = writer.position, writer.take_num_dropped()
-    _log_missing(num_missing)
+    if not stream:  # the callers for other streams count what is missing themselves
+        _log_missing(num_missing)
     return position
 
 
@@ -288,7 +293,8 @@ def wait_until_written(waiting: Callable[[], None]) -> None:
 def _is_written() -> bool:
     """Whether all reports of this process are on its node's disk."""
     with _lock:
-        return _open_writer is None or _open_writer[2].flush()
+        written = [writer.flush() for _, _, writer in _open_writers.values()]
+    return all(written)
 
 
 def known() -> Known:
@@ -302,7 +308,8 @@ _observer: Observer | None = None
 _saved_bytes: dict[str, int] = {}
 """Sizes in bytes of the artifacts that this process has saved, keyed by name."""
 _lock = CallLock()
-_open_writer: tuple[int, str, SpoolWriter] | None = None
+_open_writers: dict[str, tuple[int, str, SpoolWriter]] = {}
+"""The process, the folder and the writer of each stream."""
 _known_keys: set[str] = set()
 _job_checkpoints: ScriptCheckpoints | None = None
 """Set once this process has saved or loaded a checkpoint."""
@@ -329,14 +336,14 @@ def _tidy(pid: int, checkpoints: ScriptCheckpoints) -> None:
         checkpoints.tidy()
 
 
-def _writer(directory: str) -> SpoolWriter:
+def _writer(directory: str, stream: str) -> SpoolWriter:
     """Return the writer of this process. A spool has only one writer. A child process inherits the
     environment, but its writes would corrupt the file, so this function raises RuntimeError in a
     child process."""
-    global _open_writer
     pid = os.getpid()
-    if _open_writer is not None and _open_writer[:2] == (pid, directory):
-        return _open_writer[2]
+    opened = _open_writers.get(stream)
+    if opened is not None and opened[:2] == (pid, directory):
+        return opened[2]
     owner = os.environ.get("DRAY_SPOOL_PID")
     if owner is not None and owner != str(pid):
         raise RuntimeError(
@@ -344,11 +351,14 @@ def _writer(directory: str) -> SpoolWriter:
             "return the values to the training process and report them there"
         )
     limit = int(os.environ.get("DRAY_SPOOL_LIMIT_BYTES", DEFAULT_SPOOL_LIMIT_BYTES))
-    if _open_writer is not None and _open_writer[0] == pid:
-        _open_writer[2].close()
-    writer = SpoolWriter(Path(directory), limit_bytes=limit)
+    folder = Path(directory)
+    if stream:
+        folder, limit = folder.with_suffix(stream), min(limit, STREAM_LIMIT_BYTES)
+    if opened is not None and opened[0] == pid:
+        opened[2].close()
+    writer = SpoolWriter(folder, limit_bytes=limit)
     atexit.register(_close, pid, writer)
-    _open_writer = (pid, directory, writer)
+    _open_writers[stream] = (pid, directory, writer)
     return writer
 
 
@@ -373,7 +383,8 @@ def _log_missing(number: int) -> None:
         )
 
 
-def _checked_key(key: str) -> str:
+def checked_key(key: str) -> str:
+    """Return the key. Raises ValueError if it is not a valid name of a metric."""
     if key in _known_keys:
         return key
     if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY_CHARS or not key.isprintable():
@@ -388,7 +399,8 @@ def _checked_key(key: str) -> str:
     return key
 
 
-def _checked_count(name: str, value: SupportsIndex) -> int:
+def checked_count(name: str, value: SupportsIndex) -> int:
+    """Return the number. Raises TypeError or ValueError if it is not an integer from 0 to 2**53."""
     try:
         number = operator.index(value)
     except TypeError as error:

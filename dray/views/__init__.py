@@ -17,6 +17,7 @@ from dray.views.cluster import *
 from dray.views.faults import *
 from dray.views.federation import *
 from dray.views.jobs import *
+from dray.views.media import *
 from dray.views.models import *
 from dray.views.outlook import *
 from dray.views.planner import *

@@ -20,11 +20,11 @@ _NAMES: Final = ".secrets"
 EXACT: Final = frozenset(
     {
         *("url", "sha256", "manifest_sha256", "id", "slices"),
-        *("state", "cause", "code", "then"),
+        *("state", "cause", "code", "then", "file"),
     }
 )
-"""Fields of frames into which dray itself writes addresses, hashes and fixed words. A short secret
-can occur in a hash by chance, and must not be masked there."""
+"""Fields of frames into which dray itself writes addresses, hashes, fixed words and encoded files.
+A short secret can occur in a hash or in base64 by chance, and must not be masked there."""
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 

@@ -46,7 +46,7 @@ class Opening(StrEnum):
     STACKS = "stacks"
     """Stacks of the ranks' threads, in reports of hangs."""
     FILES = "files"
-    """Artifacts, sample pictures and checkpoints that the ranks save."""
+    """Artifacts, media and checkpoints that the ranks save."""
     SYSTEM_METRICS = "system_metrics"
     """The ranks' use of CPU and memory."""
 
@@ -55,6 +55,7 @@ OPENED_BY: Final = {
     FrameKind.LOG: Opening.LOGS,
     FrameKind.ERROR: Opening.LOGS,
     FrameKind.ARTIFACT: Opening.FILES,
+    FrameKind.MEDIA: Opening.FILES,
     FrameKind.CHECKPOINT: Opening.FILES,
     FrameKind.CHECKPOINT_DROPPED: Opening.FILES,
 }

@@ -232,6 +232,7 @@ class FrameKind(StrEnum):
     NO_MEMORY_COPIES = "no_memory_copies"
     SAMPLES = "samples"
     PACKAGES = "packages"
+    MEDIA = "media"
     ROUND = "round"
     SILO_ROUND = "silo_round"
     ROUND_TROUBLE = "round_trouble"

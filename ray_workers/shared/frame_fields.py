@@ -7,6 +7,7 @@ value. `service.ingest.decoding` looks up the annotations of the classes in `fra
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -24,6 +25,7 @@ from pydantic import (
 )
 from pydantic.types import AllowInfNan
 
+from dray.media.kinds import MediaKind
 from dray.secure_aggregation.messages import MaskingPhase
 from dray.spec import MAX_WORKERS
 from dray.spec import OnDivergence as OnDivergence
@@ -115,6 +117,10 @@ def _awaited(value: str) -> str:
     return value
 
 
+def _decoded(text: object) -> bytes | None:
+    return None if text is None else base64.b64decode(str(text), validate=True)
+
+
 def _collective(value: object) -> int | str | None:
     if type(value) is not int:
         return None if value is None else clean(str(value))[:MAX_PHASE_CHARS]
@@ -177,6 +183,11 @@ Message = Annotated[str, cut(4096), MISSING_IS_EMPTY]
 SampleText = Annotated[str, cut(4096)]
 PackageText = Annotated[StrictStr, cut(128)]
 Packages = Annotated[Mapping[PackageText, PackageText], BeforeValidator(_packages)]
+MediaName = Annotated[MediaKind, BeforeValidator(MediaKind)]
+MediaData = Mapping[StrictStr, Any]
+"""JSON data, which `service.ingest.media` checks."""
+MediaContent = Annotated[bytes | None, BeforeValidator(_decoded), MISSING_IS_NONE]
+"""The bytes of a file, which frames contain in base64."""
 DrillMessage = Annotated[str, cut(1024), MISSING_IS_EMPTY]
 Code = Annotated[str, cut(64), MISSING_IS_EMPTY]
 Phase = Annotated[

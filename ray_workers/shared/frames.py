@@ -34,6 +34,9 @@ if TYPE_CHECKING:  # only `decoding` imports these, and with them pydantic
         MaybeCount,
         MaybeNumber,
         MaybeSeconds,
+        MediaContent,
+        MediaData,
+        MediaName,
         Message,
         MetricKey,
         Number,
@@ -273,6 +276,21 @@ class PackagesReport(Report):
 
     KIND = FrameKind.PACKAGES
     packages: Packages
+
+
+@dataclass(frozen=True)
+class MediaReport(Report):
+    """A value that is no number, such as a picture, from `dray.train.report`."""
+
+    KIND = FrameKind.MEDIA
+    step: Count
+    key: MetricKey
+    kind: MediaName
+    value: MediaData
+    file: MediaContent
+    """The file of an image or of audio; None for other kinds."""
+    left_out: Count
+    """Number of values that the rank left out since its last such report."""
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,8 @@ REMARKS: Final[Mapping[str, str]] = {
     "log_refused": (
         "The log can't be written to the storage because of a file in the job's own folder."
     ),
+    "media_left_out": "Media that the job reported, such as pictures, could not be stored, or are "
+    "more than a job can have. The newest media are not stored.",
     "metric_keys_limit": "The job reports too many different metrics. The newest metrics are not "
     "stored.",
     "metric_steps_repeated": "A metric was reported again for a step that already has a value.",

@@ -22,6 +22,7 @@ from ray_workers.shared.frames import (
     DivergenceReport,
     ErrorReport,
     LogReport,
+    MediaReport,
     MemoryCopiesReport,
     MetricsReport,
     NoMemoryCopiesReport,
@@ -51,6 +52,7 @@ from service.ingest import (
     step_times,
 )
 from service.ingest.decoding import BadFrame, Refusals, decode, resumed_step, seconds_of, time_of
+from service.ingest.media import MediaStore
 from service.lifecycle import node_checks
 from service.lifecycle.transitions import remark
 from service.storage.staged_files import Files
@@ -89,6 +91,7 @@ class RankFrames:
         self._now = now
         self._logs = LogStore(session, storage, job, attempt, now, known)
         self._metrics = MetricStore(session, job, attempt, now, known)
+        self._media = MediaStore(session, storage, job, attempt, now)
         self._known_keys: set[str] = set()
         self._awaited_step = resume_reports.awaited_step(attempt)
         self._progress: dict[str, Any] = dict(job.progress or {})
@@ -115,6 +118,7 @@ class RankFrames:
             times = step_times.noted(self._job, self._attempt, self._progress, self._batch)
             if times is not None:
                 self._job.step_times = times
+        self._media.close()
         stored = self._metrics.store()
         self._logs.store()
         refusals.add_event(self._session, self._job, self._now)
@@ -185,20 +189,27 @@ class RankFrames:
                 self._take_samples(report, time_of(frame, self._now))
             case PackagesReport() as report:
                 packages.put(self._session, self._job.id, report.packages)
-            case RoundReport() as report:
-                at = time_of(frame, self._now)
-                open_rounds.store(self._session, self._job, self._attempt, report, at)
-            case RoundTroubleReport() as report:
-                code = "clients_left_out" if report.left_out else "round_broken"
-                data = {"round": report.number, "clients": list(report.left_out)}
-                self._remark(code, code, report.message, data)
-            case SiloRoundReport() as report:
-                at = time_of(frame, self._now)
-                open_rounds.store_of_silos(self._job, self._attempt, report, at)
+            case MediaReport() as report:
+                self._media.take(report, frame.rank, time_of(frame, self._now))
+            case RoundReport() | RoundTroubleReport() | SiloRoundReport() as report:
+                self._take_round(report, time_of(frame, self._now))
             case ErrorReport() as report:
                 self._take_error(report, frame.rank)
             case _:
                 raise BadFrame(f"rank {frame.rank} sent a report that only supervisors may send")
+
+    def _take_round(
+        self, report: RoundReport | RoundTroubleReport | SiloRoundReport, at: datetime
+    ) -> None:
+        match report:
+            case RoundReport():
+                open_rounds.store(self._session, self._job, self._attempt, report, at)
+            case RoundTroubleReport():
+                code = "clients_left_out" if report.left_out else "round_broken"
+                data = {"round": report.number, "clients": list(report.left_out)}
+                self._remark(code, code, report.message, data)
+            case SiloRoundReport():
+                open_rounds.store_of_silos(self._job, self._attempt, report, at)
 
     def _take_metrics(self, report: MetricsReport, frame: Frame) -> None:
         self._known_keys.update(report.values)

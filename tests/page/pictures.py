@@ -12,6 +12,7 @@ from playwright.sync_api import sync_playwright
 
 from tests.page import usage_days
 from tests.page.site import PRICES, Site
+from tests.page.test_media import all_kinds
 from tests.unit.api.serving import serving
 
 FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
@@ -43,6 +44,7 @@ def main() -> None:
                 "groups": ("jobs?group=user&sort=-best:val/accuracy", "light"),
                 "compare": (f"compare?jobs={','.join(compared)}&smooth=0.6", "light"),
                 "experiment": ("experiments/rates?metric=val/loss", "light"),
+                "media": (f"jobs/{all_kinds(site)}?tab=media", "light"),
                 "sweep": (f"compare?sweep={trials[0]['array_id']}", "light"),
             }
             for name, (place, scheme) in places.items():

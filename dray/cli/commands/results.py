@@ -39,9 +39,9 @@ def checkpoints(
     with connect() as client:
         job_id = read_job(client, job_id)
         if step is not None:
-            with _progress() as report:
+            with download_progress() as report:
                 paths = client.download_checkpoint(job_id, step, dest, on_progress=report)
-            _write_paths(paths, as_json)
+            write_paths(paths, as_json)
             return
         found = client.checkpoints(job_id)
     listing(
@@ -87,11 +87,11 @@ def download(
     """Download a job's results, and verify their hashes. Continues an interrupted download."""
     from dray.cli.display.output import warn
 
-    with connect() as client, _progress() as report:
+    with connect() as client, download_progress() as report:
         paths = client.download(read_job(client, job_id), dest, artifact, on_progress=report)
     if not paths:
         warn(f"{job_id} has no artifacts")
-    _write_paths(paths, as_json)
+    write_paths(paths, as_json)
 
 
 class Exported(StrEnum):
@@ -130,7 +130,7 @@ def export(
     from tempfile import TemporaryDirectory
 
     if form is not None:
-        _write_paths(_files_of_model(model, form, to), as_json)
+        write_paths(_files_of_model(model, form, to), as_json)
         return
     if to is not None:
         raise typer.BadParameter("requires --format; without it, specify FILE", param_hint="--to")
@@ -138,10 +138,10 @@ def export(
         written = _export(Path(model), path)
     else:
         with TemporaryDirectory() as folder:
-            with connect() as client, _progress() as report:
+            with connect() as client, download_progress() as report:
                 client.download(read_job(client, model), folder, on_progress=report)
             written = _export(Path(folder), path)
-    _write_paths([written], as_json)
+    write_paths([written], as_json)
 
 
 def _files_of_model(model: str, form: Exported, to: Path | None) -> Sequence[Path]:
@@ -152,7 +152,7 @@ def _files_of_model(model: str, form: Exported, to: Path | None) -> Sequence[Pat
 
     folder = Path(model)
     if not folder.is_dir():
-        with connect() as client, _progress() as report:
+        with connect() as client, download_progress() as report:
             job_id = read_job(client, model)
             return client.export(job_id, to or Path(job_id), form.value, on_progress=report)
     if to is None:
@@ -178,7 +178,8 @@ def _export(folder: Path, path: Path) -> Path:
     return written
 
 
-def _write_paths(paths: Sequence[Path], as_json: bool) -> None:
+def write_paths(paths: Sequence[Path], as_json: bool) -> None:
+    """Write the paths of downloaded files."""
     from dray.cli.display.output import write, write_data
 
     if as_json:
@@ -189,7 +190,7 @@ def _write_paths(paths: Sequence[Path], as_json: bool) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[OnProgress | None]:
+def download_progress() -> Iterator[OnProgress | None]:
     """Show a progress bar for each file on standard error, if it is a terminal."""
     import sys
 

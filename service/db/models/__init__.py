@@ -9,6 +9,7 @@ from service.db.models.costs import *
 from service.db.models.federation import *
 from service.db.models.fine_tuning import *
 from service.db.models.jobs import *
+from service.db.models.media import *
 from service.db.models.queues import *
 from service.db.models.registry import *
 from service.db.models.reports import *

@@ -15,6 +15,7 @@ from service.db.models import (
     DownloadLinkRow,
     JobRow,
     LogChunkRow,
+    MediaFileRow,
     ModelVersionRow,
     StorageStateRow,
 )
@@ -33,8 +34,8 @@ def put_state(session: Session, row: StorageStateRow) -> None:
 
 
 def used_bytes(session: Session) -> int:
-    """Return the total bytes of checkpoints, artifacts, logs and uploaded files according to their
-    rows, without listing the storage.
+    """Return the total bytes of checkpoints, artifacts, logs, media and uploaded files according to
+    their rows, without listing the storage.
 
     The sum uses floats, because a job can report false sizes whose sum exceeds 64 bits.
     """
@@ -44,6 +45,7 @@ def used_bytes(session: Session) -> int:
         ArtifactRow.size_bytes,
         LogChunkRow.size_bytes,
         DataFileRow.size_bytes,
+        MediaFileRow.size_bytes,
     ):
         total += int(session.scalar(select(func.sum(cast(size, Float(53))))) or 0)
     return min(total, MOST_BYTES)

@@ -51,6 +51,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "get_logs": Client.logs,
     "get_log_text": Client.logs,
     "get_samples": Client.samples,
+    "get_media_records": Client.media_records,
     "get_events": Client.events,
     "get_drill": Client.drill,
     "get_round": Client.join,

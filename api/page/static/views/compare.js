@@ -22,6 +22,7 @@ import { ChartTools, Panel, arranged, chartOptions } from '../parts/panels.js';
 import { ColourPicker, Eye, namesOf } from '../parts/runs.js';
 import { Scatter } from '../parts/scatter.js';
 import { inOrder } from './job/curves.js';
+import { ComparedMedia } from './compared_media.js';
 import { SweepView } from './sweep.js';
 
 const MOST = 20;
@@ -128,6 +129,7 @@ function Comparison({ params }) {
     <${Synchronization} jobs=${runs} baseline=${baseline} sync=${found.sync} />
     <h2>Metrics</h2><p class="soft">The newest value${baseline ? ', its difference from the baseline,' : ''} and the best value or the range, with steps.</p>
     <${Table} label="Metrics of each job" jobs=${runs} baseline=${baseline} rows=${inOrderBy(found.metrics).map(rowOfMetric)} />
+    <${ComparedMedia} runs=${shown} params=${params} />
     <h2>Differences between the documents</h2>
     ${found.differences.length ? html`<${Table} label="Fields that differ" jobs=${runs} baseline=${baseline} rows=${found.differences.map(({ pointer, values }) => ({ name: pointer, cells: values.map((value) => ({ text: valueText(value) })) }))} />` : html`<p class="soft">None.</p>`}
   </section>`;

@@ -18,11 +18,12 @@ import { FailureLine } from './job/failure_line.js';
 import { Files } from './job/files.js';
 import { Lineage } from './job/lineage.js';
 import { Logs } from './job/logs.js';
+import { Media } from './job/media.js';
 import { Ranks } from './job/ranks.js';
 import { Samples } from './job/samples.js';
 import { EventList, Timeline, changedAt } from './job/timeline.js';
 
-const TABS = [['curves', 'Curves'], ['logs', 'Logs'], ['ranks', 'Ranks'], ['samples', 'Samples'], ['clients', 'Clients'], ['files', 'Files'], ['events', 'Events'], ['document', 'Document'], ['lineage', 'Lineage']];
+const TABS = [['curves', 'Curves'], ['logs', 'Logs'], ['ranks', 'Ranks'], ['samples', 'Samples'], ['media', 'Media'], ['clients', 'Clients'], ['files', 'Files'], ['events', 'Events'], ['document', 'Document'], ['lineage', 'Lineage']];
 const JOB_MS = 3000;
 // Period for data that changes only with events; an event reloads it at once.
 const SELDOM_MS = 60000;
@@ -45,7 +46,7 @@ export function JobPage({ path: [, jobId] }) {
   const attempts = usePoll(`v1/jobs/${jobId}/attempts`, {}, SELDOM_MS);
   const checkpoints = usePoll(`v1/jobs/${jobId}/checkpoints`, {}, 30000);
   const found = job.data;
-  const tabs = TABS.filter(([name]) => (name !== 'clients' || found?.spec.federated?.http) && (name !== 'samples' || found?.spec.samples));
+  const tabs = TABS.filter(([name]) => (name !== 'clients' || found?.spec.federated?.http) && (name !== 'samples' || found?.spec.samples) && (name !== 'media' || found?.spec.script));
   const isTall = useMedia('(min-width: 64rem) and (min-height: 60rem)');
   const tab = tabs.some(([name]) => name === params.get('tab')) ? params.get('tab') : 'curves';
   useEffect(() => {
@@ -78,6 +79,7 @@ export function JobPage({ path: [, jobId] }) {
       ${tab === 'logs' && html`<${Logs} ...${shared} />`}
       ${tab === 'ranks' && html`<${Ranks} ...${shared} />`}
       ${tab === 'samples' && html`<${Samples} job=${found} />`}
+      ${tab === 'media' && html`<${Media} job=${found} />`}
       ${tab === 'clients' && html`<${Clients} job=${found} />`}
       ${tab === 'files' && html`<${Files} job=${found} checkpoints=${checkpoints} />`}
       ${tab === 'events' && html`<${EventList} events=${events} />`}
