@@ -25,9 +25,11 @@ OUTSIDE = "clients outside"
 CHECKED = "checked"
 DIVIDED = ("sharded", "sharded replicas")
 WITH_SPARE = ("with a spare", "sharded with a spare")
+TUNED = ("sft", "dpo", "reward")
+"""Fine-tuning by each method."""
 RECIPES = READ_BY_LOADERS | {
     *("one rank", "two ranks", "four ranks", "elastic", "often saved", "clients"),
-    *(*DIVIDED, *WITH_SPARE, CHECKED),
+    *(*DIVIDED, *WITH_SPARE, CHECKED, *TUNED),
     *(*GOSSIP, *SERVERS, *SILOS, OUTSIDE),
 }
 PREPARED = frozenset({"two optimizers"})
@@ -157,7 +159,7 @@ BLOWS: Mapping[str, Mapping[Blow, frozenset[str]]] = {
 VICTIMS_ON_BOTH = (
     *("two ranks", "long", "four ranks", "long script", "often saved", "elastic"),
     *("read by loaders", "long", "one rank", "long", "two optimizers", "clients"),
-    *(OUTSIDE, *GOSSIP, *SERVERS, *DIVIDED, CHECKED, *WITH_SPARE),
+    *(OUTSIDE, *GOSSIP, *SERVERS, *DIVIDED, CHECKED, *WITH_SPARE, *TUNED),
 )
 """Long jobs have odd indexes, where a turn may end early (`LAST`)."""
 VICTIMS: Mapping[str, Sequence[str]] = {
@@ -166,7 +168,7 @@ VICTIMS: Mapping[str, Sequence[str]] = {
 }
 """The victims on each ground, in order. Silos have their own nodes."""
 BYSTANDERS = ("short", "sweep", "array", "fails", "cancelled", "script", "array")
-TURNS = 26
+TURNS = 28
 """Turns of a complete run, per ground."""
 BLOWS_OF_A_TURN = 4
 LONG_UNTIL = 0.5

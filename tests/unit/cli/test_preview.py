@@ -134,12 +134,13 @@ def test_no_weights_are_read_but_missing_ones_are_named(
 @pytest.mark.parametrize(
     ("fields", "pointer", "message"),
     [
-        ({"model": {"base": "job://job-0a"}}, "/model/base", "dray download job-0a result"),
+        ({"model": {"base": "job://job-0a"}}, "/model/base", "only a preview with a client"),
+        ({"model": {"base": "model://digits@3"}}, "/model/base", "only a preview with a client"),
         ({"model": {"base": "llama"}}, "/model/base", "dray model bases llama"),
         (
             {"data": {"source": "upload://file-00000000000000000000000000"}},
             "/data",
-            "uploaded files",
+            "files on the server",
         ),
         (
             {"data": {"source": "s3://bucket/a.jsonl", "credentials": "mine"}},
