@@ -120,7 +120,7 @@ def test_sequences_of_any_lengths_do_not_see_each_other(tmp_path: Path, kind: st
     tiny.make_base(tmp_path / "base", kind, **more)
     tiny.write_lines(tmp_path / "data.jsonl", tiny.conversations(10))
     model = build(job(tmp_path, method={"packing": True}), tmp_path).model.double().eval()
-    assert getattr(model, "attends_apart") == (kind != "gemma2")
+    assert model.attends_apart is (kind != "gemma2")
     draw = random.Random(5)
     for _ in range(6):
         width = draw.randint(2, 40)

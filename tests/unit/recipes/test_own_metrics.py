@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,8 +132,6 @@ def test_the_best_checkpoint_is_chosen_by_ones_own_metric(home: Path, num_ranks:
 
 def expected(home: Path) -> float:
     """Return the share for the result, computed by transformers one conversation at a time."""
-    import json
-
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model: Any = AutoModelForCausalLM.from_pretrained(artifacts(home))

@@ -1,6 +1,6 @@
-"""Published models, which packages contain: a Gemma 3 with 270 million weights learns from texts, and
-the weights of an encoder are read as transformers reads them. Google's Gemma terms of use apply to
-the first model, and the Apache licence 2.0 to the second one."""
+"""Published models, which packages contain: a Gemma 3 with 270 million weights learns from texts,
+and the weights of an encoder are read as transformers reads them. Google's Gemma terms of use apply
+to the first model; the second one is under the MIT licence, as its package states."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def texts() -> tuple[list[str], list[str]]:
     """Return parts of Python's manual, and parts of other chapters of it."""
     chapters = [text for _, text in sorted(topics.items()) if len(text) > 2000]
     parts = [[text[at : at + 400] for at in (400, 1000, 1600)] for text in chapters]
-    training, held_out = parts[4:], parts[:4]
-    return [one for some in training for one in some][:NUM_TRAINING], sum(held_out, [])
+    held_out, training = ([one for some in each for one in some] for each in (parts[:4], parts[4:]))
+    return training[:NUM_TRAINING], held_out
 
 
 @torch.no_grad()

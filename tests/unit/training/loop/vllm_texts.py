@@ -3,8 +3,8 @@ packages.
 
 python vllm_texts.py asked.json target.json
 
-asked.json: {"model": folder, "adapter": folder or null, "rank": rank of the adapter, "prompts": token
-ids of each prompt, "max_tokens": n}. Writes the generated token ids of each prompt.
+asked.json: {"model": folder, "adapter": folder or null, "rank": rank of the adapter, "prompts":
+token ids of each prompt, "max_tokens": n}. Writes the generated token ids of each prompt.
 """
 
 from __future__ import annotations
