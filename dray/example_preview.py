@@ -130,6 +130,6 @@ def _result_of(spec: JobSpec, client: Client, folder: Path) -> Iterator[ResultFi
     if job_id is None:
         return
     for one in client.artifacts(job_id):
-        if "/" not in one.path and one.path.lower().endswith(_DOWNLOADED):
+        if one.path.lower().endswith(_DOWNLOADED):
             client.download(job_id, folder, one.path)
         yield ResultFile(one.path, (folder / one.path).as_uri(), one.size_bytes, one.sha256)

@@ -115,7 +115,9 @@ def test_the_first_outputs_are_those_of_transformers(
 @pytest.mark.parametrize("kind", KINDS)
 def test_sequences_of_any_lengths_do_not_see_each_other(tmp_path: Path, kind: str) -> None:
     """Rows with random sequences, some longer than a sliding window, against each sequence
-    alone. Gemma 2 needs a mask, and all other architectures compute each sequence by itself."""
+    alone. Gemma 2, whose softmax is in float32, needs a mask, and all other architectures compute
+    each sequence by itself."""
+    limits = {"rtol": 1e-3, "atol": 1e-4} if kind == "gemma2" else {}
     more = {"sliding_window": 6} if kind == "mistral" else {}
     tiny.make_base(tmp_path / "base", kind, **more)
     tiny.write_lines(tmp_path / "data.jsonl", tiny.conversations(10))
@@ -138,7 +140,7 @@ def test_sequences_of_any_lengths_do_not_see_each_other(tmp_path: Path, kind: st
                     ids = rows[number, start:end]
                     alone = torch.stack((ids, torch.arange(len(ids))))
                     expected = model(alone[None])[0]
-                    torch.testing.assert_close(found[number, start:end], expected)
+                    torch.testing.assert_close(found[number, start:end], expected, **limits)
 
 
 def test_a_packed_batch_has_no_padding(home: Path) -> None:

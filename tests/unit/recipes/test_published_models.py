@@ -26,9 +26,9 @@ from tests.unit.training.loop.test_fine_tuning_runs import artifacts
 from tests.unit.training.ranks import run_ranks
 
 pytestmark = SOAK
-LENGTH = 96
+LENGTH = 64
 """Maximum number of tokens of an example."""
-NUM_TRAINING, NUM_HELD_OUT = 64, 12
+NUM_TRAINING, NUM_HELD_OUT = 40, 12
 
 
 @pytest.fixture(scope="module")

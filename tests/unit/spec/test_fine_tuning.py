@@ -179,8 +179,8 @@ def test_a_document_is_the_same_after_it_was_written() -> None:
             "is for the methods sft and dpo, but the method is reward",
         ),
         ({"method": {"metrics": {"a": "b"}}}, "/method/sft/metrics/a", "must be MODULE:NAME"),
-        ({"method": {"metrics": {"loss": "m:A"}}}, "/method/sft/metrics/loss", "of dray's metrics"),
-        ({"method": {"metrics": {"a/b": "m:A"}}}, "/method/sft/metrics/a/b", "match pattern"),
+        ({"method": {"metrics": {"loss": "m:A"}}}, "/method/sft/metrics/loss/[key]", "one of dray"),
+        ({"method": {"metrics": {"a/b": "m:A"}}}, "/method/sft/metrics/a/b/[key]", "match pattern"),
         (
             {
                 "method": {"metrics": {"a": "m:A"}},

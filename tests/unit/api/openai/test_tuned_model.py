@@ -93,7 +93,7 @@ def test_uploaded_files_and_results_are_previewed(
         "recipe": "fine_tuning",
         "model": {"base": f"job://{first.id}", "adapter": "lora"},
         "method": {"name": "sft", "max_length": 40},
-        "data": {"source": f"upload://{training}+{validation}"},
+        "data": {"source": f"upload://{training}?validation={validation}"},
     }
     spec = JobSpec.model_validate(document)
     database = shop.server.hands.database
