@@ -101,6 +101,7 @@ def test_uploaded_files_and_results_are_previewed(
     policy = node_policies.data_policy(shop.server.settings, spec, result=files)
     policy = replace(policy, cache_dir=str(tmp_path / "cache"))
     expected = RECIPES["fine_tuning"].build(spec, policy)
+    cli("model", "register", first.id, "previewed")
     for one in files:
         if one.name.endswith(".safetensors"):
             Path(one.url.removeprefix("file://")).unlink()
@@ -108,7 +109,6 @@ def test_uploaded_files_and_results_are_previewed(
     file.write_text(json.dumps(document))
     assert cli("preview", str(file)).splitlines() == [*expected.about]
     assert cli.json("preview", str(file)) == expected.files["examples.json"]
-    cli("model", "register", first.id, "previewed")
     document["model"]["base"] = "model://previewed@1"  # type: ignore[index]
     file.write_text(json.dumps(document))
     assert cli("preview", str(file)).splitlines() == [*expected.about]
