@@ -4,15 +4,25 @@ when it is needed."""
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dray.documents import validate
 from dray.errors import SpecError
+from dray.input import model_names
 from dray.spec import JobSpec, Pretrained
 from dray.spec.program import base_files
+from dray.spec.training.data import uploaded_files
+
+if TYPE_CHECKING:
+    from dray.client import Client
+    from ray_workers.shared.node_needs import ResultFile
 
 _WITHOUT_CREDENTIALS = ("file:", "upload:")
+_DOWNLOADED = (".json", ".jinja", ".txt", ".model")
+"""Suffixes of the files of a base that the preview reads."""
 
 
 class Preview(NamedTuple):
@@ -22,27 +32,45 @@ class Preview(NamedTuple):
     """The lines about the examples in the job's log."""
 
 
-def preview(document: Mapping[str, Any] | str | os.PathLike[str]) -> Preview:
+def preview(
+    document: Mapping[str, Any] | str | os.PathLike[str], client: Client | None = None
+) -> Preview:
     """Convert the examples of a job of the recipe `fine_tuning` to tokens, on this machine and with
-    the job's own code. document: a job document, or the file that contains it.
+    the job's own code.
+
+    document: a job document, or the file that contains it. client: downloads uploaded files, and
+    the tokenizer of a base that is the result of a job or a registered model. Without a client,
+    such documents are refused.
 
     Reads all examples and the base's tokenizer, but not its weights. Raises SpecError if the
     document or an example is invalid, if a source can't be read on this machine, and if the
-    packages of `dray[tuning]` are missing.
+    packages of `dray[tuning]` are missing; and the errors of the client.
     """
     spec = validate(document)
-    _refuse_unreadable(spec)
+    file_ids = _readable_uploads(spec, client)
     try:
         from ray_workers import recipes
+        from ray_workers.shared.names import upload_name
     except ModuleNotFoundError as error:
         raise SpecError(
             f"the preview needs the package {error.name}: pip install 'dray[tuning]'"
         ) from error
-    return Preview(*recipes.preview(spec))
+    with tempfile.TemporaryDirectory(prefix="dray-preview-") as name:
+        folder = Path(name)
+        result: list[ResultFile] = []
+        if client is not None:
+            for file_id in file_ids:
+                path = folder / upload_name(file_id)
+                path.parent.mkdir(exist_ok=True)
+                client.download_upload(file_id, path)
+            spec = _with_job(spec, client)
+            result += _result_of(spec, client, folder / "result")
+        return Preview(*recipes.preview(spec, folder, result))
 
 
-def _refuse_unreadable(spec: JobSpec) -> None:
-    """Raise SpecError for examples and bases that only a job can read."""
+def _readable_uploads(spec: JobSpec, client: Client | None) -> set[str]:
+    """Return the ids of the uploaded files with examples. Raises SpecError for examples and bases
+    that can't be read on this machine."""
     model = spec.model
     if not isinstance(model, Pretrained):
         raise SpecError("only jobs of the recipe fine_tuning have a preview", pointer="/recipe")
@@ -51,12 +79,6 @@ def _refuse_unreadable(spec: JobSpec) -> None:
             f"is the name {model.base!r} in the server's catalogue, which is not read here",
             pointer="/model/base",
             hint=f"give the address that `dray model bases {model.base}` shows",
-        )
-    if (job := base_files.job_of(model.base)) is not None:
-        raise SpecError(
-            f"is the result of the job {job}, which can't be read on this machine",
-            pointer="/model/base",
-            hint=f"download it with `dray download {job} result`, and give the folder's URL",
         )
     held_out = spec.data.held_out
     every = [*spec.data.mixed, *([held_out] if held_out is not None else [])]
@@ -71,9 +93,43 @@ def _refuse_unreadable(spec: JobSpec) -> None:
                 pointer=pointer,
                 hint="download the files, and give them as file:///path",
             )
-    if any(url.startswith("upload://") for url in sources):
+    file_ids = {file_id for url in sources for file_id in uploaded_files(url)}
+    on_server = model.base.startswith(("job://", model_names.SCHEME))
+    if client is None and (file_ids or on_server):
         raise SpecError(
-            "names uploaded files, which can't be read on this machine",
-            pointer="/data",
-            hint="give the files that you uploaded, as file:///path",
+            "names files on the server, which only a preview with a client can read",
+            pointer="/data" if file_ids else "/model/base",
+            hint="use `dray preview`, or give dray.preview a client: dray.preview(document, "
+            "dray.Client())",
         )
+    return file_ids
+
+
+def _with_job(spec: JobSpec, client: Client) -> JobSpec:
+    """Replace a registered model by the job whose result it is, as the server does."""
+    model = spec.model
+    assert isinstance(model, Pretrained)
+    if not model.base.startswith(model_names.SCHEME):
+        return spec
+    found = client.model_version(model.base)
+    if found.step is not None:
+        raise SpecError(
+            f"names {model.base}, which is a checkpoint: a base must be the result of a job",
+            pointer="/model/base",
+        )
+    changed = model.model_copy(update={"base": f"job://{found.job_id}"})
+    return spec.model_copy(update={"model": changed})
+
+
+def _result_of(spec: JobSpec, client: Client, folder: Path) -> Iterator[ResultFile]:
+    """Download the small files of the job whose result is the base, and return all its files."""
+    from ray_workers.shared.node_needs import ResultFile
+
+    assert isinstance(spec.model, Pretrained)
+    job_id = base_files.job_of(spec.model.base)
+    if job_id is None:
+        return
+    for one in client.artifacts(job_id):
+        if one.path.lower().endswith(_DOWNLOADED):
+            client.download(job_id, folder, one.path)
+        yield ResultFile(one.path, (folder / one.path).as_uri(), one.size_bytes, one.sha256)

@@ -165,6 +165,13 @@ async def create_job(
     key = check_key(idempotency_key)
     limit_bytes = context.runtime.settings.max_body_bytes
     asked, body = await read_as(TuningRequest, request, limit_bytes)
+    sent = fingerprint(body)
+    idempotency = named(key, sent) or await tuning.key(
+        caller, sent, repeats_within=_repeats_within(request)
+    )
+    # The file or the model of a request that is repeated can be gone.
+    if (earlier := await tuning.earlier(caller, idempotency)) is not None:
+        return _answer(translation.tuning_job(earlier))
     model = _model(jobs, asked.model)
     training = await jobs.files.get(caller, asked.training_file, pointer="/training_file")
     if asked.validation_file is not None:
@@ -172,10 +179,6 @@ async def create_job(
     found = translation.job_of(asked, model, training, validates=asked.validation_file is not None)
     try:
         spec = validation.check(found.document)
-        sent = fingerprint(body)
-        idempotency = named(key, sent) or await tuning.key(
-            caller, sent, repeats_within=_repeats_within(request)
-        )
         made = await tuning.create(spec, found.request, found.notes, caller, actor, idempotency)
     except validation.Fault as fault:
         pointer = fault.pointer or ""

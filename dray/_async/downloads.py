@@ -16,7 +16,7 @@ from dray._async.calls import Calls
 from dray._http import downloads, exports
 from dray._http.downloads import OnProgress, RemoteFile
 from dray._http.exports import ModelFormat
-from dray._http.transport import no_answer, segment
+from dray._http.transport import Call, no_answer, segment
 
 
 class DownloadCalls(Calls):
@@ -47,6 +47,15 @@ class DownloadCalls(Calls):
         found = await self.artifacts(job_id)
         files = downloads.artifact_files(job_id, found, artifact)
         return await self._fetch_all(files, dest, on_progress)
+
+    async def download_upload(self, file_id: str, dest: str | PathLike[str]) -> Path:
+        """Download a file that was uploaded with OpenAI's client to the path `dest`. Returns the
+        path. Raises NotFound if there is no such file, or if it belongs to another user."""
+        call = Call("GET", f"/openai/v1/files/{segment(file_id)}/content")
+        response = await self._send(call, patient=True)
+        path = Path(dest)
+        await asyncio.to_thread(path.write_bytes, response.content)
+        return path
 
     async def export(
         self,

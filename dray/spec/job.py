@@ -32,7 +32,7 @@ from dray.spec.program import environment, roles
 from dray.spec.program.code import RemoteCode
 from dray.spec.program.environment import Environment
 from dray.spec.program.metrics import Metric
-from dray.spec.program.model import Imported, Model
+from dray.spec.program.model import Imported, Model, Pretrained
 from dray.spec.program.origin import DocumentOrigin
 from dray.spec.program.recipes import METRICS_OF_METHOD, RECIPES, RecipeName
 from dray.spec.program.script import Script
@@ -40,7 +40,7 @@ from dray.spec.resources import Elastic, Resources, RoleRanks
 from dray.spec.sweep import Sweep
 from dray.spec.times import Time, check_order, with_offsets
 from dray.spec.training.data import Data
-from dray.spec.training.method import Method
+from dray.spec.training.method import Method, Sft
 from dray.spec.training.parallel import Parallel, written_out
 from dray.spec.training.sync import (
     AllReduce,
@@ -200,7 +200,8 @@ class JobSpec(Document):
         if self.recipe is None:
             return ()
         if self.recipe == "fine_tuning" and self.method is not None:
-            return METRICS_OF_METHOD[self.method.name]
+            own = self.method.metrics if isinstance(self.method, Sft) else {}
+            return (*METRICS_OF_METHOD[self.method.name], *(f"val/{name}" for name in own))
         options = RECIPES[self.recipe]
         given = self.federated
         is_simulated = given is not None and given.http is None and given.silos is None
@@ -230,7 +231,7 @@ class JobSpec(Document):
         """The id of the job's uploaded code, if any."""
         if self.script is not None:
             return self.script.code if isinstance(self.script.code, str) else None
-        return self.model.code if isinstance(self.model, Imported) else None
+        return self.model.code if isinstance(self.model, Imported | Pretrained) else None
 
     @property
     def remote_code(self) -> RemoteCode | None:

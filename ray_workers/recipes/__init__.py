@@ -9,8 +9,8 @@ model.predict(...)
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,7 +27,7 @@ from ray_workers.recipes import (
     tabular,
 )
 from ray_workers.recipes.private_data import PrivateData
-from ray_workers.shared.node_needs import DataPolicy
+from ray_workers.shared.node_needs import DataPolicy, ResultFile
 from ray_workers.training.core.errors import DataError, ModelError, SourceUnavailableError
 from ray_workers.training.core.workload import Workload
 
@@ -78,10 +78,18 @@ def load(folder: str | os.PathLike[str], *, device: str = "cpu") -> Any:
     return loaded
 
 
-def preview(document: JobSpec) -> tuple[dict[str, Any], list[str]]:
+def preview(
+    document: JobSpec, uploads: Path | None = None, result: Sequence[ResultFile] = ()
+) -> tuple[dict[str, Any], list[str]]:
     """Return `examples.json` of a job of fine-tuning, and its lines in the job's log. This machine
-    reads all sources that the user may read, without credentials. Raises SpecError."""
+    reads all sources that the user may read, without credentials. Raises SpecError.
+
+    uploads: folder with the uploaded files that the document names. result: the files of the job
+    whose result is the base; files with weights need not exist.
+    """
+    folder = None if uploads is None else uploads.as_uri()
+    policy = replace(DataPolicy.open(), uploads_url=folder, result=tuple(result))
     try:
-        return fine_tuning.preview(document, DataPolicy.open())
+        return fine_tuning.preview(document, policy)
     except (DataError, ModelError, SourceUnavailableError, StorageError) as error:
         raise SpecError(str(error)) from error

@@ -36,6 +36,7 @@ from ray_workers.recipes.example_sets import ExampleSets
 from ray_workers.recipes.export import need
 from ray_workers.recipes.models import compat_transformers, pretrained
 from ray_workers.recipes.models.paired import PreferenceModel, RewardModel
+from ray_workers.recipes.own_metrics import OwnMetrics
 from ray_workers.recipes.pair_encoding import PairEncoder
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.core.errors import DataError, ModelError
@@ -44,7 +45,7 @@ from ray_workers.training.data.device_dataset import Rows, Samples
 
 PACKAGES = ("transformers", "accelerate", "jinja2")
 _NOT_OF_TOKENS = {
-    "sft": {"packing"},
+    "sft": {"packing", "metrics"},
     "dpo": {"loss", "beta", "label_smoothing"},
     "reward": set[str](),
 }
@@ -74,9 +75,9 @@ def build(document: spec.JobSpec, policy: DataPolicy, own: spec.Data | None = No
     report = example_sets.report(sets, tokenizer)
     return Workload(
         model=model,
-        train=_samples(examples, sets.training, method),
-        validation=_samples(examples, sets.validation, method),
-        **_objective(method),
+        train=_samples(examples, sets.training, method, model),
+        validation=_samples(examples, sets.validation, method, model),
+        **_objective(method, options, model.vocabulary_size),
         fingerprint=examples.fingerprint,
         write_results=tuned_files.writer(document, base, model, examples.fingerprint),
         about=[*example_sets.lines(report)],
@@ -177,14 +178,16 @@ def _encoder(tokenizer: Any, method: spec.AnyMethod, data: spec.Data) -> Encoder
     return PairEncoder(tokenizer, method)
 
 
-def _objective(method: spec.AnyMethod) -> dict[str, Any]:
+def _objective(
+    method: spec.AnyMethod, options: spec.Pretrained, vocabulary_size: int
+) -> dict[str, Any]:
     """Return the fields of the workload with the loss and the metrics."""
     if isinstance(method, spec.Sft):
         return {
             "inputs_per_token": 2,  # its id and its position
             "loss_sum": measures.token_losses,
             "validation_loss_sum": measures.token_losses,
-            "metrics": measures.of_tokens,
+            "metrics": OwnMetrics(method, options.code, vocabulary_size),
         }
     loss_sum = preferences.loss_sum(method)
     return {
@@ -224,10 +227,17 @@ def _encoding(base: BaseModel, method: spec.AnyMethod) -> dict[str, Any]:
     }
 
 
-def _samples(examples: Examples, rows: Rows, method: spec.AnyMethod) -> Samples:
+def _samples(
+    examples: Examples, rows: Rows, method: spec.AnyMethod, model: pretrained.PretrainedModel
+) -> Samples:
     if not isinstance(method, spec.Sft):
         return pair_encoding.samples(examples, rows)
-    longest = method.max_length if method.packing else None
+    if not method.packing:
+        longest = 0
+    elif model.attends_apart:  # the length of a row does not matter
+        longest = int(examples.lengths.sum())
+    else:
+        longest = method.max_length
 
     def fetch(at: Rows) -> tuple[Tensor, Tensor]:
         return _joined(examples, at, longest)
@@ -236,16 +246,15 @@ def _samples(examples: Examples, rows: Rows, method: spec.AnyMethod) -> Samples:
     return Samples(rows, fetch, num_terms=num_terms, is_ragged=True)
 
 
-def _joined(examples: Examples, at: Rows, longest: int | None) -> tuple[Tensor, Tensor]:
+def _joined(examples: Examples, at: Rows, longest: int) -> tuple[Tensor, Tensor]:
     """Return the inputs, int64 (rows, 2, T) token ids and positions, and the targets, int64 (rows,
     T), of some examples. T is the length of the longest row.
 
-    longest: maximum length of a row with several examples; None for one example in each row. The
-    positions of padding are always 0, so that each padding token is a separate sequence and attends
-    to no other token.
+    longest: maximum length of a row with several examples. Padding continues the positions of the
+    last example in its row, which does not see it.
     """
     lengths = examples.lengths[at]
-    groups = [[n] for n in range(len(at))] if longest is None else best_fit(lengths, longest)
+    groups = best_fit(lengths, longest)
     width = max(int(lengths[group].sum()) for group in groups)
     inputs = torch.zeros(len(groups), 2, width, dtype=torch.int64)
     targets = torch.full((len(groups), width), measures.IGNORED)
@@ -257,7 +266,7 @@ def _joined(examples: Examples, at: Rows, longest: int | None) -> tuple[Tensor, 
             counts = torch.from_numpy(examples.counts[tokens].copy())
             end = start + len(ids)
             inputs[row, 0, start:end] = ids
-            inputs[row, 1, start:end] = torch.arange(len(ids))
+            inputs[row, 1, start:] = torch.arange(width - start)
             targets[row, start : end - 1] = ids[1:].where(counts[1:], measures.IGNORED)
             start = end
     return inputs, targets

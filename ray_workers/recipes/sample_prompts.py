@@ -82,10 +82,10 @@ def _ends(tokenizer: Any, folder: Path) -> Set[int]:
 
 
 def inputs_of(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Return int64 (rows, 2, T) token ids and positions. The position of padding is always 0, so
-    that padding does not belong to the sequence before it."""
+    """Return int64 (rows, 2, T) token ids and positions. The tokens don't see the padding, which
+    follows them."""
     inputs = torch.zeros(len(rows), 2, max(map(len, rows)), dtype=torch.int64)
+    inputs[:, 1] = torch.arange(inputs.shape[2])
     for number, row in enumerate(rows):
         inputs[number, 0, : len(row)] = torch.tensor(row)
-        inputs[number, 1, : len(row)] = torch.arange(len(row))
     return inputs

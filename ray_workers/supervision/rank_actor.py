@@ -219,8 +219,10 @@ class RankActor(RankHost):
 
 
 def runs_user_code(spec: Mapping[str, Any]) -> bool:
-    """Whether the ranks of a job run the user's code: a script or an imported model."""
-    return bool(spec.get("script")) or (spec.get("model") or {}).get("name") == "imported"
+    """Whether the ranks of a job run the user's code: a script, an imported model or the user's
+    metrics."""
+    model, method = spec.get("model") or {}, spec.get("method") or {}
+    return bool(spec.get("script") or method.get("metrics")) or model.get("name") == "imported"
 
 
 def _masker_of(task: RankTask) -> Masker:

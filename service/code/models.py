@@ -1,4 +1,4 @@
-"""Checks that a recipe's model exists in the uploaded code."""
+"""Checks that a recipe's model or metrics exist in the uploaded code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import warnings
 from collections.abc import Iterator
 
-from dray.spec import Imported, JobSpec
+from dray.spec import Imported, JobSpec, Pretrained, Sft
 from service.code.entrypoints import (
     LARGEST_PARSED_BYTES,
     code_unfit,
@@ -16,26 +16,41 @@ from service.code.entrypoints import (
 from service.code.uploads import CodeUploads
 from service.domain.errors import CodeNotFound, CodeUnfit
 
-WHERE = "/model/import"
-
 
 async def why_unfit(
     uploads: CodeUploads, spec: JobSpec, owner: str, storage_url: str
 ) -> CodeUnfit | None:
-    """Return the reason why `model.import` can't be trained; None if it can. A model that is
-    missing from the code might be in a package on the nodes."""
-    model = spec.model
-    if not isinstance(model, Imported):
-        return None
-    if not storage_url.startswith("file:"):
-        return CodeUnfit(
-            "a model class of your own requires the storage to be a local folder: a recipe's "
-            "ranks write the checkpoints, but ranks that run your code don't receive the storage "
-            "credentials",
-            pointer=WHERE,
-            hint="train the model with a script: dray.train passes checkpoints to a dray process, "
-            "which writes them",
-        )
+    """Return the reason why `model.import` can't be trained, or `method.metrics` can't be computed;
+    None if there is none. A class that is missing from the code might be in a package on the
+    nodes."""
+    for where, options in _classes(spec):
+        if not storage_url.startswith("file:"):
+            return CodeUnfit(
+                "a class of your own requires the storage to be a local folder: a recipe's "
+                "ranks write the checkpoints, but ranks that run your code don't receive the "
+                "storage credentials",
+                pointer=where,
+                hint="train the model with a script: dray.train passes checkpoints to a dray "
+                "process, which writes them",
+            )
+        if (unfit := await _why_unfit(uploads, where, options, owner)) is not None:
+            return unfit
+    return None
+
+
+def _classes(spec: JobSpec) -> Iterator[tuple[str, Imported]]:
+    """Iterate over the user's own classes, with pointers to their names in the document."""
+    if isinstance(spec.model, Imported):
+        yield "/model/import", spec.model
+    if isinstance(spec.model, Pretrained) and isinstance(spec.method, Sft):
+        for name, target in spec.method.metrics.items():
+            given = {"import": target, "code": spec.model.code}
+            yield f"/method/metrics/{name}", Imported.model_validate(given)
+
+
+async def _why_unfit(
+    uploads: CodeUploads, where: str, model: Imported, owner: str
+) -> CodeUnfit | None:
     if model.code is None:
         return None
     try:
@@ -48,20 +63,20 @@ async def why_unfit(
         return CodeUnfit(
             f"there is no module {model.module} in the code, which contains neither {base}.py nor "
             f"{base}/__init__.py",
-            pointer=WHERE,
+            pointer=where,
             hint=what_there_is(list(files.values())),
         )
     if file.size_bytes > LARGEST_PARSED_BYTES:
         return None
     source = b"".join([piece async for piece in uploads.pieces(file)])
     if (fault := syntax_fault(source)) is not None:
-        return CodeUnfit(f"{file.path} is not Python: {fault}", pointer=WHERE)
+        return CodeUnfit(f"{file.path} is not Python: {fault}", pointer=where)
     names = _names_of(source)
     if names is None or model.attribute in names:
         return None
     shown = ", ".join(sorted(names)[:10]) or "nothing"
     return CodeUnfit(
-        f"{file.path} does not define {model.attribute}", pointer=WHERE, hint=f"it defines {shown}"
+        f"{file.path} does not define {model.attribute}", pointer=where, hint=f"it defines {shown}"
     )
 
 

@@ -103,7 +103,6 @@ class CatalogueModel(Document):
             "method": {**options, "name": method},
         }
         if method != "sft":
-            start = _without(start, {"samples"})
             start["data"] = _without(start.get("data", {}), {"examples"})
         best, stopping = (
             isinstance(one, str) and one not in METRICS_OF_METHOD[method]

@@ -55,7 +55,7 @@ def _licensed(model: Pretrained, catalogue: Catalogue) -> tuple[LicensedModel, .
     return tuple(
         LicensedModel(one.name, one.licence, one.sha256)
         for one in catalogue.values()
-        if one.must_accept and one.licence and one.sha256 and one.licence != model.accept_licence
+        if one.must_accept and one.licence and one.sha256 and one.licence not in model.licences
     )
 
 

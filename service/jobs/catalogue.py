@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import posixpath
 from collections.abc import Sequence
 from functools import lru_cache
@@ -45,17 +46,13 @@ def resolve(
         return spec
     entry = _entry(model, catalogue)
     _refuse_sweep(spec, model, entry, catalogue)
+    own = _of_copies(model, catalogue) if entry is None else [_Applying(entry)]
+    accepts = model.accept_licence
+    if needs_licence and (applying := _distinct([*own, *_inherited(ancestors, catalogue)])):
+        accepts = _accepted(model, applying)
     if entry is None:
-        accepts = model.accept_licence
-        licensed = _licensed(model, catalogue, ancestors) if needs_licence else None
-        if licensed is not None:
-            accepts = _accepted(model, *licensed)
         model = model.model_copy(update={"catalogue": None, "accept_licence": accepts})
         return spec.model_copy(update={"model": model})
-    accepts = model.accept_licence
-    if needs_licence:
-        inherited = None if entry.must_accept else _inherited(ancestors, catalogue)
-        accepts = _accepted(model, *(inherited or (entry,)))
     changes: dict[str, Any] = {
         "catalogue": entry.name,
         "base": entry.base,
@@ -80,37 +77,50 @@ def _entry(model: Pretrained, catalogue: Catalogue) -> CatalogueModel | None:
     return next(named, None) or next(strict, None) or next(iter(same), None)
 
 
-def _licensed(
-    model: Pretrained, catalogue: Catalogue, ancestors: Sequence[Pretrained]
-) -> tuple[CatalogueModel, str] | None:
-    """Return the model in the catalogue whose licence also applies to a base with another address,
-    and the reason; None if there is none."""
-    strict = [one for one in catalogue.values() if one.must_accept]
-    for one in strict:
-        if one.sha256 is not None and one.sha256 == model.sha256:
-            return one, "model.sha256 is the hash of its files"
-        if any(_address(model.base).is_in(name) for name in _repositories(one)):
-            return one, f"{model.base} is in the same repository"
-    return _inherited(ancestors, catalogue)
+class _Applying(NamedTuple):
+    """A model in the catalogue whose licence applies."""
+
+    entry: CatalogueModel
+    reason: str | None = None
+    """Why the licence applies; None if the base is the model itself."""
 
 
-def _inherited(
-    ancestors: Sequence[Pretrained], catalogue: Catalogue
-) -> tuple[CatalogueModel, str] | None:
-    """Return the model in the catalogue whose licence applies to the results of jobs that have
-    fine-tuned these bases, and the reason; None if there is none."""
+def _of_copies(model: Pretrained, catalogue: Catalogue) -> list[_Applying]:
+    """Return the models in the catalogue whose licences also apply to a base with another
+    address."""
+    found = []
+    for one in catalogue.values():
+        if one.must_accept and one.sha256 is not None and one.sha256 == model.sha256:
+            found.append(_Applying(one, "model.sha256 is the hash of its files"))
+        elif one.must_accept and any(
+            _address(model.base).is_in(name) for name in _repositories(one)
+        ):
+            found.append(_Applying(one, f"{model.base} is in the same repository"))
+    return found
+
+
+def _inherited(ancestors: Sequence[Pretrained], catalogue: Catalogue) -> list[_Applying]:
+    """Return the models in the catalogue whose licences apply to the results of jobs that have
+    fine-tuned these bases."""
     reason = "the base or the weights are a result of fine-tuning this model"
+    found: list[_Applying] = []
     for ancestor in ancestors:
-        for one in catalogue.values():
-            licences = (one.name == ancestor.catalogue, one.licence == ancestor.accept_licence)
-            if one.must_accept and any(licences):
-                return one, reason
         entry = _entry(ancestor, catalogue)
-        if entry is not None and entry.must_accept:
-            return entry, reason
-        if (found := _licensed(ancestor, catalogue, ())) is not None:
-            return found
-    return None
+        models = [one for one in catalogue.values() if one.name == ancestor.catalogue]
+        models += [entry] if entry is not None else []
+        models += [one for one in catalogue.values() if one.licence in ancestor.licences]
+        found += [_Applying(one, reason) for one in models if one.must_accept]
+        found += _of_copies(ancestor, catalogue)
+    return found
+
+
+def _distinct(applying: Sequence[_Applying]) -> list[_Applying]:
+    """Return the first model with each licence, but prefer models whose licence must be
+    accepted."""
+    first: dict[str | None, _Applying] = {}
+    for one in sorted(applying, key=lambda one: not one.entry.must_accept):
+        first.setdefault(one.entry.licence, one)
+    return [one for one in applying if first[one.entry.licence] is one]
 
 
 def _repositories(entry: CatalogueModel) -> list[str]:
@@ -175,29 +185,44 @@ def _unknown(name: str, catalogue: Catalogue) -> InvalidDocument:
     )
 
 
-def _accepted(model: Pretrained, entry: CatalogueModel, reason: str | None = None) -> str | bool:
-    """Return the name of the licence if the document accepts it. reason: why the licence applies if
-    the base is not the model itself."""
-    applies = f", which also applies here because {reason}" if reason else ""
-    given = model.accept_licence
-    if given is False:
-        if entry.must_accept:
-            raise LicenceNotAccepted(
-                f"the model {entry.name!r} requires that you accept its licence, "
-                f"{entry.licence!r}{applies}",
-                pointer="/model/accept_licence",
-                hint=f"read it with `dray model bases {entry.name}`, and set model.accept_licence "
-                "to true",
-            )
-        return False
-    if given is not True and given != entry.licence:
-        raise LicenceNotAccepted(
-            f"accepts the licence {given!r}, but the licence of the model {entry.name!r} is "
-            f"{entry.licence!r}{applies}",
-            pointer="/model/accept_licence",
-            hint=f"read it with `dray model bases {entry.name}`, and accept it by its name",
-        )
-    return entry.licence or False
+def _accepted(model: Pretrained, applying: Sequence[_Applying]) -> bool | str | list[str]:
+    """Return the names of the licences that the document accepts. Raises LicenceNotAccepted if the
+    document lacks a licence that must be accepted, or names only licences that don't apply."""
+    names = [one.entry.licence for one in applying if one.entry.licence is not None]
+    accepts = names if model.accept_licence is True else model.licences
+    missing = [
+        one for one in applying if one.entry.must_accept and one.entry.licence not in accepts
+    ]
+    if missing or (accepts and not set(names).intersection(accepts)):
+        raise _not_accepted(accepts, missing or applying, names)
+    kept = list(dict.fromkeys([*(name for name in names if name in accepts), *accepts]))
+    if len(kept) > 1:
+        return kept
+    return kept[0] if kept else False
+
+
+def _not_accepted(
+    accepts: Sequence[str], missing: Sequence[_Applying], names: Sequence[str]
+) -> LicenceNotAccepted:
+    faults = []
+    for entry, reason in missing:
+        fault = f"requires that you accept its licence, {entry.licence!r}"
+        if accepts:
+            fault = f"has the licence {entry.licence!r}"
+        applies = f", which also applies here because {reason}" if reason else ""
+        faults.append(f"the model {entry.name!r} {fault}{applies}")
+    detail = "; ".join(faults)
+    hint = "set model.accept_licence to true"
+    if accepts:
+        given = " and ".join(map(repr, accepts))
+        detail = f"accepts the licence {given}, but {detail}"
+        hint = f"set model.accept_licence to {json.dumps(names[0] if len(names) == 1 else names)}"
+    commands = " and ".join(f"`dray model bases {one.entry.name}`" for one in missing)
+    return LicenceNotAccepted(
+        detail,
+        pointer="/model/accept_licence",
+        hint=f"read {'them' if len(missing) > 1 else 'it'} with {commands}, and {hint}",
+    )
 
 
 def _refuse_sweep(
@@ -209,7 +234,7 @@ def _refuse_sweep(
     choices = (swept["model.base"].choices or ()) if "model.base" in swept else ()
     bases = [model.model_copy(update={"base": base}) for base in choices if isinstance(base, str)]
     is_named = any(
-        one.is_named or _entry(one, catalogue) or _licensed(one, catalogue, ()) for one in bases
+        one.is_named or _entry(one, catalogue) or _of_copies(one, catalogue) for one in bases
     )
     if any(base_files.job_of(one.base) for one in bases):
         raise InvalidDocument(

@@ -70,7 +70,7 @@ def reserve(
     owner = idempotency.caller or owner
     if not repository.try_lock(session, _lock_number(owner, idempotency.key)):
         raise _in_flight()
-    bound: IdempotencyRow | None = repository.reserve(
+    bound = repository.reserve(
         session,
         owner=owner,
         key=idempotency.key,
@@ -79,14 +79,25 @@ def reserve(
         drill_id=drill_id,
         now=now,
     )
-    if bound is None:
-        return None
+    return None if bound is None else _bound_to(bound, idempotency, is_drill=drill_id is not None)
+
+
+def earlier_job(session: Session, owner: str, idempotency: IdempotencyKey) -> str | None:
+    """Return the id of the job to which the key is bound; None if it is not bound. Raises
+    IdempotencyMismatch if the key is bound to another request."""
+    bound = repository.get(session, idempotency.caller or owner, idempotency.key)
+    return None if bound is None else _bound_to(bound, idempotency)
+
+
+def _bound_to(
+    bound: IdempotencyRow, idempotency: IdempotencyKey, *, is_drill: bool = False
+) -> str | None:
     if bound.fingerprint != idempotency.fingerprint:
         raise IdempotencyMismatch(
             "this Idempotency-Key was already used for another request",
             hint="use a new key for each request, and the same key only to repeat a request",
         )
-    return bound.job_id if drill_id is None else bound.drill_id
+    return bound.drill_id if is_drill else bound.job_id
 
 
 def _lock_number(owner: str, key: str) -> int:

@@ -331,11 +331,11 @@ def first_event(
     if row.is_runtime_of_queue:
         message = f"{message}, whose default for max_runtime_s is {row.max_runtime_s}"
     model = resolved.spec.model
-    if isinstance(model, Pretrained) and isinstance(model.accept_licence, str):
+    if isinstance(model, Pretrained) and (licences := model.licences):
         licensed = model.catalogue or model.base
-        licence = {"model": licensed, "licence": model.accept_licence}
-        message = f"{message}; accepted the licence {model.accept_licence!r} of {licensed}"
-        data["accepted"] = licence
+        names = " and ".join(map(repr, licences))
+        message = f"{message}; accepted the licence {names} of {licensed}"
+        data["accepted"] = {"model": licensed, "licence": model.accept_licence}
     if resolved.explanation is not None:
         message = f"{message}; {resolved.explanation}"
         data["planned"] = row.spec["parallel"]

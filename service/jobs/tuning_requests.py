@@ -18,7 +18,7 @@ from service.db.session import Database
 from service.db.types import storable
 from service.jobs import serializers
 from service.jobs.deletions import not_found
-from service.jobs.idempotency import IdempotencyKey
+from service.jobs.idempotency import IdempotencyKey, earlier_job
 from service.jobs.service import Jobs, NewJob, found
 from service.lifecycle.transitions import remark
 
@@ -55,6 +55,12 @@ class TuningRequests:
             return repository.key_of(session, owner, fingerprint, new_key, now, since)
 
         return IdempotencyKey(await self._database.write(work), fingerprint)
+
+    async def earlier(self, owner: str, idempotency: IdempotencyKey) -> TuningJob | None:
+        """Return the job that an earlier request with this key has created; None if there is none.
+        Raises IdempotencyMismatch if the key was used for another request."""
+        job_id = await self._database.read(lambda s: earlier_job(s, owner, idempotency))
+        return None if job_id is None else await self.get(job_id)
 
     async def create(
         self,

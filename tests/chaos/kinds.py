@@ -11,11 +11,12 @@ import numpy as np
 
 from dray.views import JobState
 from tests.chaos.ground import SILO_NAMES
-from tests.chaos.plan import GOSSIP, OUTSIDE, SERVERS, SILOS
+from tests.chaos.plan import GOSSIP, OUTSIDE, SERVERS, SILOS, TUNED
 from tests.chaos.site import sitecustomize
 from tests.integration import silos
 from tests.integration.harness import digits, script
 from tests.unit.api.federated_rounds import tables
+from tests.unit.recipes import tiny_models
 
 ALL, SOME = "takes all", "takes some"
 """Kinds of jobs that arrive while others hold the slots. One needs all slots, the other as many as
@@ -264,6 +265,38 @@ def _checked() -> Kind:
     return kind
 
 
+TUNED_EPOCHS = 60
+NUM_EXAMPLES = 64
+
+
+def _tuned(folder: Path, method: str) -> Kind:
+    """A job that fine-tunes a tiny model. Its ranks read the base again when they are replaced, and
+    generate texts if the method can."""
+    base = folder / "tuned-base"
+    if not base.exists():
+        tiny_models.make_base(base, template=tiny_models.MARKED)
+    make = tiny_models.conversations if method == "sft" else tiny_models.pairs
+    for split, number in (("train", NUM_EXAMPLES), ("validation", 8)):
+        (folder / method).mkdir(exist_ok=True)
+        tiny_models.write_lines(folder / method / f"{split}.jsonl", make(number))
+    spec = tiny_models.document(
+        base,
+        folder / method,
+        name=method,
+        model={"adapter": "lora" if method == "sft" else None},
+        method={"name": method},
+        data={"format": "jsonl"},
+        train={"global_batch_size": 8, "epochs": TUNED_EPOCHS},
+        resources={"num_workers": 2},
+        parallel={"shard": 2} if method == "dpo" else {},
+        checkpoint={"every_steps": 25},
+        max_retries=20,
+    )
+    if method != "reward":
+        spec["samples"] = {"prompts": ["the cat"], "max_tokens": 4}
+    return Kind(method, spec, TUNED_EPOCHS * NUM_EXAMPLES // 8)
+
+
 def _gossip(mode: str) -> Kind:
     kind = _digits(mode, 4, 16, 25, keeps_weights=False)
     kind.spec["sync"] = {"kind": "gossip", "mode": mode, "graph": "ring"}
@@ -354,6 +387,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
         _on_gpus(_divided("sharded on GPUs", 2, 25)),
         _checked(),
         _read_by_loaders(folder),
+        *(_tuned(folder, method) for method in TUNED),
         _clients(),
         *(_silos(name, sources) for name in SILOS),
         _outside(folder),

@@ -27,9 +27,11 @@ DIVIDED = ("sharded", "sharded replicas")
 WITH_SPARE = ("with a spare", "sharded with a spare")
 ON_GPUS = ("on GPUs", "sharded on GPUs")
 """Jobs whose ranks train on the pretended GPU, with the rules of NCCL."""
+TUNED = ("sft", "dpo", "reward")
+"""Fine-tuning by each method."""
 RECIPES = READ_BY_LOADERS | {
     *("one rank", "two ranks", "four ranks", "elastic", "often saved", "clients"),
-    *(*DIVIDED, *WITH_SPARE, *ON_GPUS, CHECKED),
+    *(*DIVIDED, *WITH_SPARE, *ON_GPUS, CHECKED, *TUNED),
     *(*GOSSIP, *SERVERS, *SILOS, OUTSIDE),
 }
 PREPARED = frozenset({"two optimizers"})
@@ -159,7 +161,7 @@ BLOWS: Mapping[str, Mapping[Blow, frozenset[str]]] = {
 VICTIMS_ON_BOTH = (
     *("two ranks", "long", "four ranks", "long script", "often saved", "elastic"),
     *("read by loaders", "long", "one rank", "long", "two optimizers", "clients"),
-    *(OUTSIDE, *GOSSIP, *SERVERS, *DIVIDED, CHECKED, *WITH_SPARE, *ON_GPUS),
+    *(OUTSIDE, *GOSSIP, *SERVERS, *DIVIDED, CHECKED, *WITH_SPARE, *ON_GPUS, *TUNED),
 )
 """Long jobs have odd indexes, where a turn may end early (`LAST`)."""
 VICTIMS: Mapping[str, Sequence[str]] = {
@@ -168,7 +170,7 @@ VICTIMS: Mapping[str, Sequence[str]] = {
 }
 """The victims on each ground, in order. Silos have their own nodes."""
 BYSTANDERS = ("short", "sweep", "array", "fails", "cancelled", "script", "array")
-TURNS = 28
+TURNS = 31
 """Turns of a complete run, per ground."""
 BLOWS_OF_A_TURN = 4
 LONG_UNTIL = 0.5

@@ -53,7 +53,8 @@ def preview(
         address = _url_of(folder) if is_path else base
         document = with_fields(document, [("model.base", address)])
     document = _with_address(apply_settings(document, settings or []))
-    found = show(document)
+    with connect() as client:
+        found = show(document, client)
     if as_json:
         write_data(found.report)
         return

@@ -34,6 +34,7 @@ def check(spec: JobSpec) -> None:
             raise wrong(pointer, "is not supported by the recipe fine_tuning: leave it out")
     if spec.method is not None and not isinstance(spec.method, Sft):
         _refuse_options_of_sft(spec, spec.method.name)
+    _check_own_metrics(spec)
     if spec.samples is not None and spec.method is not None:
         longest = spec.method.max_length
         if spec.samples.max_tokens >= longest:
@@ -51,6 +52,17 @@ def check(spec: JobSpec) -> None:
             "is not supported by the method dpo, which compares the model with its base: set "
             "model.base to the result of the other job",
         )
+
+
+def _check_own_metrics(spec: JobSpec) -> None:
+    has_metrics = isinstance(spec.method, Sft) and bool(spec.method.metrics)
+    if has_metrics and spec.changes_size:
+        raise wrong(
+            "/method/metrics",
+            "can't be used with elastic.min_workers: nodes that join later don't have the code",
+        )
+    if spec.code is not None and not has_metrics:
+        raise wrong("/model/code", "is only for the classes of method.metrics: leave it out")
 
 
 def _check_precision(spec: JobSpec, adapter: Lora) -> None:
@@ -77,8 +89,14 @@ def _check_precision(spec: JobSpec, adapter: Lora) -> None:
 
 
 def _refuse_options_of_sft(spec: JobSpec, method: str) -> None:
-    """Refuse texts, which models of pairs don't generate, and forms, which pairs don't have."""
-    given: dict[str, object] = {"/samples": spec.samples, "/data/examples": spec.data.examples}
+    """Refuse texts, which reward models don't generate, and forms, which pairs don't have."""
+    if method == "reward" and spec.samples is not None:
+        raise wrong(
+            "/samples",
+            "is for the methods sft and dpo, but the method is reward, whose model generates no "
+            "texts: leave it out",
+        )
+    given: dict[str, object] = {"/data/examples": spec.data.examples}
     for number, one in enumerate(spec.data.sources or ()):
         given[f"/data/sources/{number}/examples"] = one.examples
     for pointer, value in given.items():

@@ -31,6 +31,7 @@ from dray.spec.training.data import OF_A_URL, CredentialsName, SourceUrl, base_u
 
 Dropout = Annotated[Number, Field(ge=0.0, lt=1.0)]
 ContextLength = Annotated[Int, Field(ge=2, le=2**20)]
+MAX_LICENCES = 16
 CONTEXT_LENGTH: Final = 128
 """Default number of tokens in a sample."""
 
@@ -252,9 +253,14 @@ class Pretrained(Document):
     catalogue: ModelName | None = None
     """Name of the base in the server's catalogue. The server sets this field, and replaces a name
     in `base` with the model's address."""
-    accept_licence: StrictBool | PlainText = False
-    """Whether the submitter accepts the licence of a model in the catalogue: `true`, or the name of
-    the licence. The acceptance is recorded in the job's events."""
+    accept_licence: (
+        StrictBool
+        | PlainText
+        | Annotated[list[PlainText], Field(min_length=1, max_length=MAX_LICENCES)]
+    ) = False
+    """Whether the submitter accepts the licences of models in the catalogue: `true`, the name of
+    the licence, or the names of several licences. The acceptance is recorded in the job's
+    events."""
     sha256: Sha256 | None = None
     """Expected hash of the base's files, as in `base_sha256` of a result's `dray.json`. For a model
     in the catalogue, the server sets this field and the next one."""
@@ -262,6 +268,9 @@ class Pretrained(Document):
     """Chat template in Jinja, which replaces the template of the base's tokenizer."""
     credentials: CredentialsName | None = None
     """Name of a credentials file for the base, as in `data.credentials`."""
+    code: CodeId | None = None
+    """Id of the uploaded code with the classes of `method.metrics`, as returned by `POST /v1/code`;
+    `dray submit --code` fills it in. If unset, the modules must be installed on the nodes."""
     adapter: Annotated[
         Lora | None,
         BeforeValidator(
@@ -270,6 +279,14 @@ class Pretrained(Document):
     ] = None
     """Adapter to train on top of the frozen base. If unset, or `none`, all weights are trained.
     `lora` and `dora` are short forms for an adapter with the defaults."""
+
+    @property
+    def licences(self) -> list[str]:
+        """The licences that are accepted by their names."""
+        given = self.accept_licence
+        if isinstance(given, bool):
+            return []
+        return [given] if isinstance(given, str) else given
 
     @property
     def is_named(self) -> bool:

@@ -5,12 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, StrictBool, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StrictBool,
+    StringConstraints,
+    model_validator,
+)
 
 from dray.spec.fields import Document, Int, Number, wrong
+from dray.spec.program.model import ImportPath
 
 MaxLength = Annotated[Int, Field(ge=2, le=2**20)]
 Truncation = Literal["keep_start", "drop", "error"]
+OF_DRAY = frozenset({"loss", "perplexity", "accuracy"})
+"""Metrics of `sft`."""
+
+
+def _own_name(value: str) -> str:
+    if value in OF_DRAY:
+        raise ValueError(f"is the name of one of dray's metrics: {', '.join(sorted(OF_DRAY))}")
+    return value
+
+
+OwnMetricName = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=64),
+    AfterValidator(_own_name),
+]
 
 
 class Sft(Document):
@@ -29,9 +52,14 @@ class Sft(Document):
     of which no counted token remains is left out. drop: the example is left out. error: the job
     fails with an error that names the line."""
     packing: StrictBool = False
-    """Whether the examples of a micro-batch are joined to rows of at most `max_length` tokens,
-    which avoids padding. Tokens don't attend to other examples in their row, so the results are the
-    same except for rounding."""
+    """Whether the examples of a micro-batch are joined, which avoids padding: to a single row, or,
+    for some architectures, to rows of at most `max_length` tokens. Tokens don't attend to other
+    examples in their row, so the results are the same except for rounding."""
+    metrics: Annotated[dict[OwnMetricName, ImportPath], Field(max_length=16)] = {}
+    """Metrics of your own, by name: subclasses of `torchmetrics.Metric`, as MODULE:NAME in
+    `model.code`. They are updated with the logits, (N, T, vocabulary), and the next tokens, (N, T),
+    which are -100 where they don't count, and reported as `val/NAME`. Higher values are
+    better."""
 
 
 class _Preferences(Document):

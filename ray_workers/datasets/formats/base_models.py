@@ -94,7 +94,7 @@ def _refuse_licensed(sha256: str, policy: DataPolicy, location: str) -> None:
                 location,
                 f"has the same files as the model {one.name!r} of the server's catalogue, whose "
                 f"licence must be accepted: read it with `dray model bases {one.name}`, and set "
-                f"model.accept_licence to {one.licence!r}",
+                f"model.accept_licence to {one.licence!r}, or add this name to its list",
             )
 
 

@@ -7,13 +7,13 @@ transformers 5.24 and peft 0.21.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dray import spec
 from ray_workers.datasets.core.errors import broken, reading, shortened
@@ -30,6 +30,8 @@ SCORES = "score.weight"
 """The last layer of models with a single output, a linear layer: (1, width)."""
 ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 """The types of layers in which a mask separates the examples of a row."""
+APART = frozenset({"gemma3_text", "gpt2", "llama", "mistral", "qwen2", "qwen3"})
+"""Architectures (model_type) whose attention can compute each sequence of a row by itself."""
 NOT_SEPARATED = frozenset(
     {
         *("bert", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "flaubert"),
@@ -122,6 +124,51 @@ def refuse_unfit_layers(lm: Any, location: str, *, packs: bool) -> None:
             f"belongs to a {kind}, which also has layers other than attention. These layers would "
             "mix the examples in a row: set method.packing to false",
         )
+
+
+def attend_apart(lm: Any) -> bool:
+    """Make the attention layers compute each sequence of a row by itself, without a mask, if the
+    architecture is known to allow it. The model then needs the argument `sequence_lengths`, the
+    lengths of the sequences in the only row. Returns whether it does."""
+    from transformers import AttentionInterface
+
+    config = lm.config
+    if (
+        config.model_type not in APART
+        or config._attn_implementation != "sdpa"
+        or getattr(config, "use_bidirectional_attention", False)
+    ):
+        return False
+    AttentionInterface.register("dray_apart", _attend_apart)
+    config._attn_implementation = "dray_apart"  # for which transformers creates no masks
+    return True
+
+
+def _attend_apart(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: None,
+    *,
+    sequence_lengths: Sequence[int],
+    sliding_window: int | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attention within each sequence of a row: (1, heads, T, width) query, key and value -> (1, T,
+    heads, width)."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    found = []
+    parts = (one.split(list(sequence_lengths), dim=2) for one in (query, key, value))
+    for length, *sequence in zip(sequence_lengths, *parts, strict=True):
+        mask = None  # each token sees itself and all tokens before it
+        if sliding_window is not None and length > sliding_window:
+            seen = torch.ones(length, length, dtype=torch.bool, device=query.device)
+            mask = seen.tril().triu(1 - sliding_window)[None, None]
+        out, _ = sdpa_attention_forward(module, *sequence, mask, **options)
+        found.append(out)
+    return torch.cat(found, dim=1), None
 
 
 def add_adapter(lm: nn.Module, adapter: spec.Lora) -> None:

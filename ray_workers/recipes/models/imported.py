@@ -42,8 +42,18 @@ def build(
     random.seed(own)
     np.random.seed(own % 2**32)
     torch.manual_seed(own)
+    model = created(options)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ModelError(f"{options.target} has no trainable parameters")
+    model.register_forward_hook(partial(_check_outputs, options.target, tuple(outputs), form))
+    _try_out(model, options.target, torch.zeros(PROBE_SAMPLES, *inputs, dtype=dtype))
+    return model
+
+
+def created(options: spec.Imported) -> nn.Module:
+    """Create the object with the current state of the random generators. Raises ModelError."""
     try:
-        model = _made(options)
+        return _made(options)
     except ModuleNotFoundError as error:
         is_its_own = f"{options.module}.".startswith(f"{error.name}.")
         if not is_its_own or options.code is not None:
@@ -52,11 +62,6 @@ def build(
             f"there is no module {error.name} on this node, and the job has no code: add "
             "model.code, for example with `dray submit --code FOLDER`"
         ) from error
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ModelError(f"{options.target} has no trainable parameters")
-    model.register_forward_hook(partial(_check_outputs, options.target, tuple(outputs), form))
-    _try_out(model, options.target, torch.zeros(PROBE_SAMPLES, *inputs, dtype=dtype))
-    return model
 
 
 def at_hand(options: spec.Imported) -> nn.Module:

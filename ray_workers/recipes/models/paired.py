@@ -35,7 +35,7 @@ class _PairModel(PretrainedModel):
 
 class PreferenceModel(_PairModel):
     """Pairs -> (N, 2, 2) log-probabilities, indexed by the pair, by model (0: trained, 1:
-    reference), and by answer.
+    reference), and by answer. Inputs of a `PretrainedModel` -> its logits.
 
     The reference is the base: the trained model without its adapters or, if all weights are
     trained, another frozen copy.
@@ -52,6 +52,8 @@ class PreferenceModel(_PairModel):
         return [self.lm] if self.reference is None else [self.lm, self.reference]
 
     def forward(self, inputs: Tensor) -> Tensor:
+        if inputs.ndim == 3:  # texts that the trained model continues
+            return super().forward(inputs)
         rows = inputs.flatten(0, 1)
         with torch.no_grad():
             if self.reference is None:
@@ -65,8 +67,8 @@ class PreferenceModel(_PairModel):
 
 def _log_probabilities(lm: nn.Module, rows: Tensor) -> Tensor:
     """Return the log-probability of each answer: (R, 3, T) -> (R,)."""
-    ids, positions, targets = rows.unbind(1)
-    logits = lm(input_ids=ids, position_ids=positions, use_cache=False).logits
+    ids, _, targets = rows.unbind(1)  # padding is behind the tokens, which don't see it
+    logits = lm(input_ids=ids, use_cache=False).logits
     losses = F.cross_entropy(
         at_least_float32(logits).flatten(0, 1),
         targets.flatten(),
@@ -127,7 +129,7 @@ class RewardModel(_PairModel):
         rows = inputs.flatten(0, 1)
         ids, positions, _ = rows.unbind(1)
         lm: Any = self.lm
-        hidden = lm.base_model(input_ids=ids, position_ids=positions, use_cache=False)[0]
+        hidden = lm.base_model(input_ids=ids, use_cache=False)[0]
         rewards = at_least_float32(lm.score(hidden)).squeeze(-1)
         last = last_tokens(ids, positions, self._config.pad_token_id)
         return rewards.gather(1, last[:, None]).view(-1, 2)

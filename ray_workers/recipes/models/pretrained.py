@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -57,17 +58,29 @@ class PretrainedModel(nn.Module):
     names that transformers uses in files.
     """
 
-    def __init__(self, lm: nn.Module, base: BaseModel, stored: Mapping[str, Stored]) -> None:
+    def __init__(
+        self,
+        lm: nn.Module,
+        base: BaseModel,
+        stored: Mapping[str, Stored],
+        attends_apart: bool = False,
+    ) -> None:
+        """attends_apart: whether the attention layers need the lengths of the sequences."""
         super().__init__()
         self.lm = lm
+        self.attends_apart = attends_apart
         self._base, self._stored = base, stored
 
     def forward(self, inputs: Tensor) -> Tensor:
         ids, positions = inputs.unbind(1)
-        # Without a cache and a mask, transformers derives the block-diagonal mask of joined
-        # sequences from the positions.
-        found = self.lm(input_ids=ids, position_ids=positions, use_cache=False)
-        return cast(Tensor, found.logits)
+        more: dict[str, Any] = {}
+        if self.attends_apart:
+            ids, positions = ids.reshape(1, -1), positions.reshape(1, -1)
+            more["sequence_lengths"] = lengths_of(positions[0])
+        # Without a cache, a mask and these lengths, transformers derives the block-diagonal mask of
+        # joined sequences from the positions.
+        found = self.lm(input_ids=ids, position_ids=positions, use_cache=False, **more)
+        return cast(Tensor, found.logits).view(len(inputs), inputs.shape[2], -1)
 
     @property
     def vocabulary_size(self) -> int:
@@ -180,6 +193,14 @@ class Parts(NamedTuple):
     lm: nn.Module
     base: BaseModel
     stored: Mapping[str, Stored]
+    attends_apart: bool = False
+
+
+def lengths_of(positions: Tensor) -> list[int]:
+    """Return the lengths of the sequences in a row: (T,) positions. Waits for the device."""
+    starts = (positions.diff() != 1).nonzero().flatten() + 1
+    bounds = [0, *starts.tolist(), len(positions)]
+    return [end - start for start, end in pairwise(bounds)]
 
 
 def parts_of(
@@ -191,9 +212,10 @@ def parts_of(
     unknown or weights are missing."""
     lm = compat_transformers.empty_model(base, folder, scores=scores)
     compat_transformers.refuse_unfit_layers(lm, f"{base.location}/config.json", packs=packs)
-    stored = _stored(base, lm)
+    apart = packs and compat_transformers.attend_apart(lm)
+    stored = stored_in(base, lm)
     if adapter is None:
-        return Parts(lm.train(), base, stored)
+        return Parts(lm.train(), base, stored, apart)
     _refuse_missing_targets(lm, adapter)
     compat_transformers.add_adapter(lm, adapter)
     if adapter.base_precision != "fp32":
@@ -201,7 +223,7 @@ def parts_of(
     if adapter.base_precision == "nf4":
         quantise(lm)
     stored = {_within_adapter(name, lm): found for name, found in stored.items()}
-    return Parts(lm.train(), base, stored)
+    return Parts(lm.train(), base, stored, apart)
 
 
 def _within_adapter(name: str, lm: nn.Module) -> str:
@@ -295,7 +317,7 @@ def _part(rows: Any, parameter: Tensor) -> Tensor:
     return cast(Tensor, rows[at])
 
 
-def _stored(base: BaseModel, lm: nn.Module) -> dict[str, Stored]:
+def stored_in(base: BaseModel, lm: nn.Module) -> dict[str, Stored]:
     """Return where the value of each parameter is stored. Raises DataError if a parameter has no
     stored value, or if the stored value has another shape."""
     parameters = dict(lm.named_parameters())

@@ -236,7 +236,7 @@ def run_recipe(
         module_of(device).set_device(0)
         if 0 < (share := spec.resources.gpus_per_worker) < 1:
             module_of(device).set_per_process_memory_fraction(share, 0)
-    if isinstance(spec.model, Imported):
+    if isinstance(spec.model, Imported) or spec.code is not None:
         sys.path.insert(0, task.work_dir)
     run(task, spec, RECIPES[spec.recipe].build(spec, task.data_policy), page, end_with)
 

@@ -23,8 +23,8 @@ class TokenRows:
     count: int
     length: int
     """Number of tokens of a row, including padding."""
-    is_mixed: bool
-    """Whether rows can contain padding or several examples, which a mask separates."""
+    is_joined: bool
+    """Whether rows contain several examples, whose attention is computed one after another."""
     weight_bytes: int = FP32
     """Bytes per element of the trained weights: 2 if the gathered weights have 16 bits."""
 
@@ -119,7 +119,7 @@ class _BaseTrace:
         self.is_reference = False
         """Whether the reference of dpo is computed, without gradients."""
         self.positions = float(rows.count * rows.length)
-        self.has_mask = rows.is_mixed or (shape.window is not None and rows.length > shape.window)
+        self.has_mask = shape.window is not None and rows.length > shape.window
 
     def record(self) -> OpTrace:
         if self.method == "dpo":
@@ -230,7 +230,8 @@ class _BaseTrace:
             is_costly=True,
             flops=flops,
         )
-        if not self.on_gpu:  # GPU kernels return the heads in an order that needs no copy
+        # GPU kernels return the heads in an order that needs no copy.
+        if rows.is_joined or not self.on_gpu:
             mixed = self._made([mixed], mixed.count, mixed.width)
         return self._linear(mixed, of_heads, width, f"{name}.o_proj", shape.out_bias)
 

@@ -102,10 +102,10 @@ def traces_of(spec: JobSpec, shapes: Shapes, *, on_gpu: bool) -> list[list[OpTra
             method = spec.method
             assert method is not None
             count = size * rows_of(method)
-            is_mixed = count > 1 or (isinstance(method, Sft) and method.packing)
+            is_joined = isinstance(method, Sft) and method.packing
             length = shapes.length or method.max_length
             is_low = parallel.is_sharded and parallel.param_dtype != "fp32"
-            rows = base_model.TokenRows(count, length, is_mixed, 2 if is_low else FP32)
+            rows = base_model.TokenRows(count, length, is_joined, 2 if is_low else FP32)
             targets = base_model.Targets.of(model.adapter)
             how = {"half": half, "on_gpu": on_gpu}
             return base_model.record(shapes.base, targets, rows, method.name, **how)

@@ -86,7 +86,8 @@ BASES: tuple[dict[str, Any], ...] = (
         "model": {
             "base": "s3://models/llama",
             "catalogue": "llama",
-            "accept_licence": True,
+            "accept_licence": ["Community License", "Gemma Terms of Use"],
+            "code": f"code-{'0' * 32}",
             "sha256": "0" * 64,
             "chat_template": "{{ messages }}",
             "credentials": "lab",

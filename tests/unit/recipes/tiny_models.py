@@ -105,6 +105,7 @@ def make_base(
             "qwen3": "Qwen3Config",
             "gemma2": "Gemma2Config",
             "gpt2": "GPT2Config",
+            "mistral": "MistralConfig",
         }
         config = getattr(transformers, names[kind])(**sizes)
     torch.manual_seed(seed)

@@ -174,9 +174,30 @@ def test_a_document_is_the_same_after_it_was_written() -> None:
             "is for the method sft, but the method is reward",
         ),
         (
-            {"method": "dpo", "samples": {"prompts": ["a"]}},
+            {"method": "reward", "samples": {"prompts": ["a"]}},
             "/samples",
-            "is for the method sft, but the method is dpo",
+            "is for the methods sft and dpo, but the method is reward",
+        ),
+        ({"method": {"metrics": {"a": "b"}}}, "/method/sft/metrics/a", "must be MODULE:NAME"),
+        ({"method": {"metrics": {"loss": "m:A"}}}, "/method/sft/metrics/loss/[key]", "one of dray"),
+        ({"method": {"metrics": {"a/b": "m:A"}}}, "/method/sft/metrics/a/b/[key]", "match pattern"),
+        (
+            {
+                "method": {"metrics": {"a": "m:A"}},
+                "resources": {"num_workers": 2},
+                "elastic": {"min_workers": 1},
+            },
+            "/method/metrics",
+            "can't be used with elastic.min_workers",
+        ),
+        (
+            {"model": {"base": "file:///a", "code": f"code-{'0' * 32}"}},
+            "/model/code",
+            "is only for the classes of method.metrics",
+        ),
+        (
+            {"method": {"metrics": {"a": "m:A"}}, "checkpoint": {"best": "val/b"}},
+            *("/checkpoint/best", "val/a"),
         ),
         ({"samples": {}}, "/samples/prompts", "Field required"),
         ({"samples": {"prompts": []}}, "/samples/prompts", "at least 1 item"),

@@ -52,6 +52,11 @@ def reserve(
     ).scalar_one_or_none()
     if bound is not None:
         return None
+    return get(session, owner, key)
+
+
+def get(session: Session, owner: str, key: str) -> IdempotencyRow | None:
+    """Return what the key is bound to; None if it is not bound."""
     return session.scalar(
         select(IdempotencyRow).where(IdempotencyRow.owner == owner, IdempotencyRow.key == key)
     )

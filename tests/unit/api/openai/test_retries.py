@@ -12,7 +12,7 @@ import pytest
 from api.openai.errors import status_of
 from dray import views
 from service.jobs.tuning_requests import TuningRequests
-from tests.unit.api.openai.conftest import ANN, Shop
+from tests.unit.api.openai.conftest import ANN, LINES, Shop, jsonl
 from tests.unit.api.serving import DEADLINE_S
 
 openai = pytest.importorskip(
@@ -131,6 +131,29 @@ def test_a_request_with_a_key_is_repeated_with_the_key(
         create("other", "x" * 256)
     assert refused.value.body["code"] == "bad_idempotency_key"
     assert num_jobs(shop, "keyed") == 2
+
+
+def test_a_request_is_repeated_after_its_file_was_deleted(
+    shop: Shop, retrying: Any, line: LossyTransport
+) -> None:
+    """With a key, and when the response was lost."""
+    create = retrying.fine_tuning.jobs.create
+    for name, headers in (("keyed file", {"Idempotency-Key": "k9"}), ("lost file", {})):
+        file = retrying.files.create(file=jsonl(LINES), purpose="fine-tune").id
+        asked = {"model": "llama-tiny", "training_file": file, "suffix": name}
+        first = create(**asked, extra_headers=headers)
+        retrying.fine_tuning.jobs.cancel(first.id)
+        retrying.files.delete(file)
+        if not headers:  # the client sends the number of the try
+            headers = {"x-stainless-retry-count": "1"}
+        again = create(**asked, extra_headers=headers)
+        assert (again.id, again.status) == (first.id, "cancelled")
+        assert num_jobs(shop, name) == 1
+        with pytest.raises(openai.NotFoundError, match="there is no file"):
+            create(**asked, extra_headers={"Idempotency-Key": f"another {name}"})
+        with pytest.raises(openai.BadRequestError) as refused:
+            create(**{**asked, "seed": 3}, extra_headers={"Idempotency-Key": "k9"})
+        assert refused.value.body["code"] == "idempotency_key_reused"
 
 
 @pytest.mark.parametrize("count", ["", "0", "00", "-1", "1.5", "one", "1" * 5000, "\u0661"])

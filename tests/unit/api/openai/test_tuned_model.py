@@ -3,6 +3,7 @@ stored, and the result is exported and loaded."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ import dray
 from dray.spec import JobSpec, Pretrained
 from ray_workers.recipes import RECIPES
 from ray_workers.training.parallel.meta_init import materialise
+from service.checkpoints import base_jobs
 from service.config import node_policies
-from tests.unit.api.openai.conftest import ANN, Shop, jsonl
+from tests.unit.api.openai.conftest import ANN, BOB, Shop, jsonl
 from tests.unit.api.serving import LiveServer
 from tests.unit.cli.running import Cli
 from tests.unit.recipes import tiny_models as tiny
@@ -75,6 +77,44 @@ def test_an_uploaded_file_becomes_a_model_that_answers(
     cli("export", str(adapter), "--format", "safetensors", "--to", str(again), exits=2)
     cli("export", str(merged), "--format", "adapter", exits=2)
     cli("export", str(merged), "--to", str(again), exits=2)
+
+
+def test_uploaded_files_and_results_are_previewed(
+    shop: Shop, client: Any, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The preview is what the job reports. It reads no weights, and only files of the caller."""
+    training, validation = (
+        client.files.create(file=jsonl(tiny.conversations(num, seed)), purpose="fine-tune").id
+        for num, seed in ((12, 3), (4, 4))
+    )
+    first = client.fine_tuning.jobs.create(model="llama-tiny", training_file=training)
+    train(shop.server, first.id, tmp_path / "work")
+    document = {
+        "recipe": "fine_tuning",
+        "model": {"base": f"job://{first.id}", "adapter": "lora"},
+        "method": {"name": "sft", "max_length": 40},
+        "data": {"source": f"upload://{training}?validation={validation}"},
+    }
+    spec = JobSpec.model_validate(document)
+    database = shop.server.hands.database
+    files = database.read_sync(lambda session: base_jobs.files_of(session, spec))
+    policy = node_policies.data_policy(shop.server.settings, spec, result=files)
+    policy = replace(policy, cache_dir=str(tmp_path / "cache"))
+    expected = RECIPES["fine_tuning"].build(spec, policy)
+    cli("model", "register", first.id, "previewed")
+    for one in files:
+        if one.name.endswith(".safetensors"):
+            Path(one.url.removeprefix("file://")).unlink()
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(document))
+    assert cli("preview", str(file)).splitlines() == [*expected.about]
+    assert cli.json("preview", str(file)) == expected.files["examples.json"]
+    document["model"]["base"] = "model://previewed@1"  # type: ignore[index]
+    file.write_text(json.dumps(document))
+    assert cli("preview", str(file)).splitlines() == [*expected.about]
+    monkeypatch.setenv("DRAY_TOKEN", BOB)
+    cli("preview", str(file), exits=3)
+    assert training in cli.err or validation in cli.err
 
 
 def train(server: LiveServer, job_id: str, folder: Path) -> tuple[JobSpec, Any]:

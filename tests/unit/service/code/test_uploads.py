@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import func, select
 
 from dray.code.manifest import PART_BYTES, FileEntry
+from dray.spec import JobSpec
 from service.code import models
 from service.code.entrypoints import LARGEST_PARSED_BYTES
 from service.code.uploads import KEPT
@@ -309,6 +310,36 @@ async def test_a_model_that_is_not_in_the_code_is_found_at_submit(
     with pytest.raises(CodeUnfit, match="no code") as caught:
         await _submit_model(service, "net:Net", code.id, owner="bea")
     assert caught.value.pointer == "/model/code"
+
+
+@ON_SQLITE
+async def test_a_metric_that_is_not_in_the_code_is_found_at_submit(service: Service) -> None:
+    await service.jobs.code.put_parts({sha(NET): NET}, "ann")
+    code = await service.jobs.code.describe([entry("net.py", NET)], "ann")
+
+    async def submit(target: str, owner: str = "ann") -> str:
+        document = {
+            "recipe": "fine_tuning",
+            "model": {"base": "file:///elsewhere", "code": code.id},
+            "data": {"source": "file:///a.jsonl"},
+            "method": {"metrics": {"mine": target}},
+        }
+        job, _ = await service.jobs.submit(JobSpec.model_validate(document), owner=owner)
+        return job.id
+
+    for target, words in (
+        ("none:Net", "no module none in the code"),
+        ("net:Other", "net.py does not define Other"),
+    ):
+        with pytest.raises(CodeUnfit, match=words) as caught:
+            await submit(target)
+        assert caught.value.pointer == "/method/metrics/mine"
+    with pytest.raises(CodeUnfit, match="no code") as caught:
+        await submit("net:Net", owner="bea")
+    assert caught.value.pointer == "/model/code"
+    job_id = await submit("net:Net")
+    query = select(JobRow.code).where(JobRow.id == job_id)
+    assert service.database.read_sync(lambda s: s.scalar(query)) == code.id
 
 
 async def _submit_model(service: Service, target: str, code: str, owner: str = "ann") -> str:

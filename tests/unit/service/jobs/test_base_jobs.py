@@ -19,7 +19,7 @@ pytestmark = RULES
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "adapter/adapter_config.json")
 
 
-def tuning(base: str, *, accepts: str | bool = False, **fields: Any) -> dict[str, Any]:
+def tuning(base: str, *, accepts: Any = False, **fields: Any) -> dict[str, Any]:
     return {
         "recipe": "fine_tuning",
         "model": {"base": base, "accept_licence": accepts},
@@ -100,6 +100,51 @@ async def test_a_licence_applies_to_results_of_fine_tuning(
         assert event.data["accepted"] == {"model": f"job://{first}", "licence": "CL"}
         await service.jobs.delete(first)
         first = second
+
+
+async def test_two_licences_are_both_asked_for_and_recorded(
+    service: Service, tmp_path: Path
+) -> None:
+    """Of the base, and of the model whose result the weights are; also for results of both."""
+    path = tmp_path / "models.yaml"
+    models = [
+        {"name": name, "base": f"file:///{name}", "licence": licence, "must_accept": True}
+        for name, licence in (("llama", "LL"), ("gemma", "GT"))
+    ]
+    path.write_text(json.dumps({"models": models}))
+    service.jobs.models = ModelsFile(path)
+
+    async def done(base: str, accepts: Any, **fields: Any) -> str:
+        job_id = await service.running(**tuning(base, accepts=accepts, **fields))
+        ref = service.checkpoint(job_id, 1, 5)
+        service.end(job_id, 1, frames=[service.artifact(job_id, 1, name) for name in FILES] + [ref])
+        return job_id
+
+    first = await done("llama", "LL")
+    of_both = tuning("gemma", init_from={"job": first})
+    with pytest.raises(LicenceNotAccepted) as refused:
+        await service.submit(**of_both)
+    assert "'gemma' requires that you accept its licence, 'GT'; the model 'llama' requires" in (
+        refused.value.message
+    )
+    assert "'LL', which also applies here because" in refused.value.message
+    assert "`dray model bases gemma` and `dray model bases llama`" in str(refused.value.hint)
+    for accepts, missing in (("GT", "llama"), ("LL", "gemma"), (["MIT", "LL"], "gemma")):
+        with pytest.raises(LicenceNotAccepted, match=f"but the model '{missing}' has") as refused:
+            await service.submit(**tuning("gemma", init_from={"job": first}, accepts=accepts))
+        assert 'set model.accept_licence to ["GT", "LL"]' in str(refused.value.hint)
+    for accepts in (True, ["LL", "GT"]):
+        second = await done("gemma", accepts, init_from={"job": first})
+        model = (await service.jobs.get(second)).spec["model"]
+        assert (model["catalogue"], model["accept_licence"]) == ("gemma", ["GT", "LL"])
+        (event, *_) = (await service.queries.events(second)).items
+        assert event.data["accepted"] == {"model": "gemma", "licence": ["GT", "LL"]}
+        assert "accepted the licence 'GT' and 'LL' of gemma" in event.message
+    with pytest.raises(LicenceNotAccepted, match=r"'GT', which also.*'LL', which also"):
+        await service.submit(**tuning(f"job://{second}"))
+    with pytest.raises(LicenceNotAccepted, match="the model 'llama' has the licence 'LL'"):
+        await service.submit(**tuning(f"job://{second}", accepts="GT"))
+    assert await service.submit(**tuning(f"job://{second}", accepts=["GT", "LL"]))
 
 
 async def test_a_licence_applies_to_results_from_before_the_catalogue(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dray.spec import JobSpec
+from dray.spec import JobSpec, Pretrained
 from service.config import node_policies
 from service.config.models_file import BadModelsFile, ModelsFile
 from service.config.settings import Settings
@@ -190,6 +191,49 @@ def test_nodes_receive_the_hashes_of_models_whose_licence_is_not_accepted(
     spec = catalogue.resolve(JobSpec.model_validate(document), known)
     policy = node_policies.data_policy(Settings(home=tmp_path), spec, catalogue=known)
     assert [one.name for one in policy.licensed] == names
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_licence_that_applies_must_be_accepted(tmp_path: Path, seed: int) -> None:
+    """Random models, ancestors and acceptances, compared with sets of names."""
+    draw = random.Random(seed)
+    models: list[dict[str, Any]] = []
+    for number in range(draw.randint(1, 5)):
+        one: dict[str, Any] = {"name": f"m{number}", "base": f"file:///m{number}"}
+        if draw.random() < 0.8:
+            one |= {"licence": draw.choice("ABC"), "must_accept": draw.random() < 0.7}
+        models.append(one)
+    file = ModelsFile(write(tmp_path / "models.yaml", *models))
+    known = file.current() or {}
+    licences = {one["name"]: one.get("licence") for one in models}
+    must = {one["name"] for one in models if one.get("must_accept")}
+    name = draw.choice([*licences, "file:///other"])
+    ancestors = draw.sample(sorted(licences), draw.randint(0, min(2, len(models))))
+    given = draw.choice([False, True, "A", "D", *(draw.sample("ABCD", k) for k in (1, 2, 3))])
+    document = {
+        "recipe": "fine_tuning",
+        "model": {"base": name, "accept_licence": given},
+        "data": {"source": "file:///d.jsonl"},
+    }
+    spec = JobSpec.model_validate(document)
+    bases = [Pretrained(base=f"file:///{one}", catalogue=one) for one in ancestors]
+    required = {licences[one] for one in {name, *ancestors} & must}
+    applying = required | ({licences[name]} - {None} if name in licences else set())
+    named = set() if isinstance(given, bool) else set(given)
+    accepted = applying if given is True else named
+    is_known = bool(applying) or name in licences
+    if required - accepted or (named and is_known and not named & applying):
+        with pytest.raises(LicenceNotAccepted) as refused:
+            catalogue.resolve(spec, known, bases)
+        for missing in required - accepted:
+            assert f"licence {missing!r}" in refused.value.message.replace("licence, ", "licence ")
+        return
+    model: Any = catalogue.resolve(spec, known, bases).model
+    if given is True and not applying:
+        assert model.accept_licence in (True, False)
+    else:
+        assert set(model.licences) == accepted
+    assert catalogue.resolve(spec.model_copy(update={"model": model}), known, bases).model == model
 
 
 def test_a_stored_document_can_be_submitted_again(file: ModelsFile) -> None:

@@ -48,7 +48,7 @@ def config_of(name: str) -> dict[str, Any]:
 
 def num_weights(name: str) -> int:
     trace = record(
-        base_shape(config_of(name)), None, TokenRows(1, 1, is_mixed=False), half=True, on_gpu=True
+        base_shape(config_of(name)), None, TokenRows(1, 1, is_joined=False), half=True, on_gpu=True
     )
     return int(elements_of(trace))
 

@@ -267,7 +267,7 @@ def test_weights_of_bases_are_counted_exactly(kind: str) -> None:
         some: list[str] | str = generator.sample(names, generator.randint(1, 5))
         targets: Any = [None, "all-linear", some][number % 3]
         adapter = None if targets is None else Lora(rank=rank, target_modules=targets)
-        rows = TokenRows(2, 8, is_mixed=False)
+        rows = TokenRows(2, 8, is_joined=False)
         trace = record(shape, Targets.of(adapter), rows, half=False, on_gpu=False)
         with torch.device("meta"):
             values = {name: one for name, one in config.items() if name != "model_type"}
@@ -287,7 +287,7 @@ def test_operations_of_bases_are_counted_exactly(kind: str) -> None:
     for _ in range(4):
         config = random_config(generator, kind)
         shape = base_shape(config)
-        rows = TokenRows(3, 10, is_mixed=False)
+        rows = TokenRows(3, 10, is_joined=False)
         trace = record(shape, None, rows, half=False, on_gpu=False)
         values = {name: one for name, one in config.items() if name != "model_type"}
         made: Any = AutoModelForCausalLM.from_config

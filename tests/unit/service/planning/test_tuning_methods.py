@@ -120,7 +120,7 @@ def test_weights_of_methods_are_counted_exactly(kind: str, method: str) -> None:
         some: Any = "all-linear" if number % 3 else draw.sample(names, draw.randint(1, 4))
         adapter = Lora(kind="dora", rank=draw.randint(1, 8), target_modules=some)
         targets = Targets.of(adapter if number % 2 else None)
-        rows = TokenRows(2, 8, is_mixed=True)
+        rows = TokenRows(2, 8, is_joined=True)
         trace = record(base_shape(config), targets, rows, method, half=False, on_gpu=False)
         values = {name: one for name, one in config.items() if name != "model_type"}
         with torch.device("meta"):

@@ -15,6 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from dray.spec import JobSpec
 from ray_workers import recipes
+from ray_workers.recipes.models import pretrained
 from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.checkpoint import checkpoint_files
@@ -162,6 +163,11 @@ CASES: dict[str, tuple[str, Any, int, dict[str, Any]]] = {
     "packed": ("llama", None, 1, {"method": {"packing": True}}),
     "two ranks": ("llama", None, 2, {"train": {"micro_batch_size": 2}}),
     "two ranks, exact": ("llama", None, 2, {"elastic": {"exact": True, "min_workers": 1}}),
+    "four ranks": ("llama", None, 4, {"train": {"micro_batch_size": 1}}),
+    "four ranks, sharded, packed": (
+        *("llama", LORA, 4),
+        {"parallel": {"shard": 2}, "method": {"packing": True}},
+    ),
     "sharded, packed": ("llama", None, 2, {"parallel": {"shard": 2}, "method": {"packing": True}}),
     "ZeRO 1": ("llama", None, 2, {"parallel": {"shard": 2, "zero": 1}}),
     "recomputed": ("llama", None, 2, {"parallel": {"shard": 2}, "train": {"recompute": "full"}}),
@@ -228,6 +234,47 @@ def test_a_killed_rank_changes_no_bit(tmp_path: Path, case: str) -> None:
     if not parallel:  # otherwise, the ranks return to copies in memory and repeat steps
         losses = [series(home, "train/loss") for home in (tmp_path / "one", tmp_path / "other")]
         assert losses[0] == losses[1]
+
+
+def die_while_loading(task: RankTask, incarnation: int) -> None:
+    """Kill rank 1 when it has read some of the base's weights."""
+    if task.rank != 1 or task.incarnation != incarnation:
+        return
+    read, calls = pretrained._part, []
+
+    def part(*given: Any) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == 5:
+            die()
+        return read(*given)
+
+    pretrained._part = part
+
+
+def die_at_the_first_loading(task: RankTask) -> None:
+    die_while_loading(task, 0)
+
+
+def die_at_the_second_loading(task: RankTask) -> None:
+    die_in_step_6(task)
+    die_while_loading(task, 1)
+
+
+@pytest.mark.parametrize("fault", soak_but([1, 2], short={2}))
+def test_a_rank_that_is_killed_while_it_loads_the_base_changes_no_bit(
+    tmp_path: Path, fault: int
+) -> None:
+    """At the start of the job, or as the replacement of a killed rank."""
+    before = {1: die_at_the_first_loading, 2: die_at_the_second_loading}[fault]
+    options = {"parallel": {"shard": 2}, "dtype": torch.float32, "train": {"epochs": 3}}
+    document = job(tmp_path / "one", "llama", LORA, 2, **options)
+    (tmp_path / "other").mkdir()
+    for home, chosen in ((tmp_path / "one", None), (tmp_path / "other", before)):
+        codes = run_ranks(home, document, world_size=2, before=chosen, recovers=True)
+        assert codes == [0, 0]
+    assert replaced(tmp_path / "other") == [1] * fault
+    found, expected = stored(tmp_path / "other"), stored(tmp_path / "one")
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 def test_a_mixture_trains_like_a_file_with_its_examples(tmp_path: Path) -> None:

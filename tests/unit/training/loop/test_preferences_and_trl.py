@@ -1,4 +1,4 @@
-"""DPO, IPO and reward models train the same adapter as TRL on the same data."""
+"""SFT, DPO, IPO and reward models train the same adapter as TRL on the same data."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from ray_workers.training.data.sampler import epoch_order
+from tests.unit.recipes import tiny_models as tiny
 from tests.unit.training.jobs import series
 from tests.unit.training.loop.test_fine_tuning_runs import (
     ALPHA,
@@ -32,7 +33,10 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("trl") is None, reason="trl is not installed (pip install trl)"
 )
 SGD_RATE = 1.0
+SFT = {"name": "sft"}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
+    "sft": (SFT, LORA, False),
+    "sft, texts": (SFT, DORA, True),
     "dpo": (DPO, LORA, False),
     "dpo, texts": (DPO, DORA, True),
     "ipo": (IPO, LORA, False),
@@ -58,8 +62,8 @@ def train_with_trl(
         "output_dir": str(home / "trl"),
         "per_device_train_batch_size": BATCH_SIZE,
         "num_train_epochs": 1,
-        "learning_rate": RATE if method["name"] == "reward" else SGD_RATE,
-        "optim": "adamw_torch" if method["name"] == "reward" else "sgd",
+        "learning_rate": SGD_RATE if is_dpo else RATE,
+        "optim": "sgd" if is_dpo else "adamw_torch",
         "lr_scheduler_type": "constant",
         "max_grad_norm": 0.0,
         "max_length": 64,
@@ -72,23 +76,28 @@ def train_with_trl(
         "report_to": "none",
         "disable_tqdm": True,
     }
-    task = "CAUSAL_LM" if is_dpo else "SEQ_CLS"
+    task = "SEQ_CLS" if method["name"] == "reward" else "CAUSAL_LM"
     dora = adapter["kind"] == "dora"
     given: dict[str, Any] = {"r": RANK, "lora_alpha": ALPHA, "target_modules": "all-linear"}
     lora = peft.LoraConfig(
         **given,
         use_dora=dora,
         task_type=task,
-        modules_to_save=None if is_dpo else ["score"],
+        modules_to_save=["score"] if method["name"] == "reward" else None,
     )
     data = {
         "train_dataset": rows,
         "processing_class": transformers.AutoTokenizer.from_pretrained(home / "base"),
         "peft_config": lora,
     }
-    if is_dpo:
-        causal = transformers.AutoModelForCausalLM
-        model: Any = causal.from_pretrained(home / "base", dtype=torch.float32)
+    causal = transformers.AutoModelForCausalLM
+    if method["name"] == "sft":
+        model: Any = causal.from_pretrained(home / "base", dtype=torch.float64)
+        has_messages = "messages" in rows.column_names
+        config = trl.SFTConfig(**options, assistant_only_loss=has_messages)
+        trainer = trl.SFTTrainer(model=model, args=config, **data)
+    elif is_dpo:
+        model = causal.from_pretrained(home / "base", dtype=torch.float32)
         config = trl.DPOConfig(**options, beta=BETA, loss_type=[method.get("loss", "sigmoid")])
         trainer = trl.DPOTrainer(model=model, args=config, **data)
     else:
@@ -108,7 +117,7 @@ def test_the_adapter_is_trls(tmp_path: Path, case: str, monkeypatch: pytest.Monk
     from peft import get_peft_model_state_dict
 
     method, adapter, texts = CASES[case]
-    is_exact = method["name"] == "reward"  # TRL computes log-probabilities in float32
+    is_exact = method["name"] != "dpo"  # for which TRL computes log-probabilities in float32
     if is_exact:
         monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     dtype = torch.float64 if is_exact else torch.float32
@@ -117,6 +126,10 @@ def test_the_adapter_is_trls(tmp_path: Path, case: str, monkeypatch: pytest.Monk
         train["optimizer"] = {"name": "sgd", "lr": SGD_RATE, "momentum": 0.0, "weight_decay": 0.0}
     options = {"train": train, "texts": texts, "dtype": dtype}
     document = job(tmp_path, "llama", method, adapter, 1, **options)
+    if method is SFT:
+        make = tiny.completions if texts else tiny.conversations
+        tiny.write_lines(tmp_path / "data" / "train.jsonl", make(NUM_TRAINING, seed=1))
+        tiny.write_lines(tmp_path / "data" / "validation.jsonl", make(5, seed=2))
     initial = initial_adapter(document, dtype)
     before = in_float64 if is_exact else None
     assert run_ranks(tmp_path, document, world_size=1, before=before) == [0]
@@ -124,6 +137,7 @@ def test_the_adapter_is_trls(tmp_path: Path, case: str, monkeypatch: pytest.Monk
     names = {
         "dpo": [f"rewards/{one}" for one in ("chosen", "rejected", "margins", "accuracies")],
         "reward": ["accuracy", "margin"],
+        "sft": [],
     }[method["name"]]
     for name in ("loss", *names):
         found = list(series(tmp_path, f"train/{name}").values())

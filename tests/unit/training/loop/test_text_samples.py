@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import dray
 from dray.spec import JobSpec
 from ray_workers import recipes
 from ray_workers.datasets.core.errors import DataError
+from ray_workers.recipes.fine_tuning import Writer
 from ray_workers.shared.contracts import RankTask
 from ray_workers.shared.node_needs import DataPolicy
 from ray_workers.training.loop.text_samples import TextSampler
@@ -22,6 +24,8 @@ from tests.unit.recipes import tiny_models as tiny
 from tests.unit.training.elastic.test_recovery import die
 from tests.unit.training.jobs import series
 from tests.unit.training.loop.test_fine_tuning_runs import LORA, artifacts, job, stored
+from tests.unit.training.loop.test_preference_runs import DPO
+from tests.unit.training.loop.test_preference_runs import job as preference_job
 from tests.unit.training.ranks import frames, replaced, run_ranks
 
 PROMPTS: list[Any] = [
@@ -78,6 +82,37 @@ def test_samples_change_no_bit_and_are_the_texts_of_transformers(tmp_path: Path,
     texts = [model.predict(prompt, num_tokens=SAMPLES["max_tokens"]) for prompt in PROMPTS]
     assert found[-1]["texts"] == texts
     assert len({text for one in found for text in one["texts"]}) > 1
+
+
+PREFERENCES: dict[str, tuple[Any, int, dict[str, Any]]] = {
+    "adapter": (LORA, 1, {}),
+    "adapter, sharded": (LORA, 2, {"parallel": {"shard": 2}}),
+    "all weights, sharded": (None, 2, {"parallel": {"shard": 2}}),
+}
+
+
+@pytest.mark.parametrize("case", soak_but(PREFERENCES, short={"adapter, sharded"}))
+def test_a_model_of_preferences_answers_like_its_result(tmp_path: Path, case: str) -> None:
+    """With the adapter on, and not like the reference."""
+    adapter, num_ranks, fields = PREFERENCES[case]
+    results = []
+    for name, more in (("without", {}), ("with", {"samples": SAMPLES})):
+        (home := tmp_path / name).mkdir()
+        options = {**fields, **more, "dtype": torch.float32}
+        document = preference_job(home, "llama", DPO, adapter, num_ranks, **options)
+        assert run_ranks(home, document, world_size=num_ranks) == [0] * num_ranks
+        results.append(stored(home))
+    assert all(torch.equal(results[1][name], tensor) for name, tensor in results[0].items())
+    found = frames(tmp_path / "with", kind="samples")
+    assert [one["step"] for one in found] == list(series(tmp_path / "with", "val/loss"))
+    model = dray.load(artifacts(tmp_path / "with"))
+    texts = [model.predict(prompt, num_tokens=SAMPLES["max_tokens"]) for prompt in PROMPTS]
+    assert found[-1]["texts"] == texts
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "with" / "base")
+    assert [
+        Writer(base, model.tokenizer).predict(prompt, num_tokens=SAMPLES["max_tokens"])
+        for prompt in PROMPTS
+    ] != texts
 
 
 def test_random_texts_are_the_same_in_each_run(tmp_path: Path) -> None:

@@ -96,3 +96,6 @@ def test_a_rank_with_a_model_of_the_users_own_gets_no_credentials_as_a_script_ge
     assert runs_user_code({"script": {"entrypoint": "a.py"}, "model": None})
     assert runs_user_code({"script": None, "model": {"name": "imported"}})
     assert not runs_user_code({"script": None, "model": {"name": "cnn"}})
+    tuned = {"model": {"name": "pretrained"}, "method": {"name": "sft", "metrics": {}}}
+    assert not runs_user_code(tuned)
+    assert runs_user_code({**tuned, "method": {"name": "sft", "metrics": {"a": "m:A"}}})
