@@ -137,6 +137,23 @@ def test_runs_that_are_compared_are_added_to_a_report(
     page.get_by_role("heading", name="Reports").wait_for()
 
 
+def test_the_best_trials_of_a_sweep_are_added_to_a_report(site: Site, tab: Watched) -> None:
+    page = tab.open(f"compare?sweep={site.sweep(6)}")
+    page.locator(".lines svg").wait_for()
+    best = page.locator(".trials tbody tr").first.locator("td").first.inner_text()
+    page.get_by_label("Add to a report").click()
+    page.get_by_role("button", name="New report").click()
+    preview = page.get_by_role("region", name="Preview")
+    first = preview.locator("tbody tr").first
+    first.wait_for()
+    assert best.split()[0] in first.inner_text()
+    preview.locator(".panel").scroll_into_view_if_needed()
+    preview.locator(".panel canvas").wait_for()
+    assert page.locator(".verdict.wrong").count() == 0
+    page.get_by_role("button", name="Discard changes").click()
+    page.get_by_role("heading", name="Reports").wait_for()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_exported_file_needs_no_script(
     browser: Browser,
