@@ -13,7 +13,7 @@ from dray import frames, views
 from dray._async.reports import ReportCalls
 from dray._http import downloads, references
 from dray._http.transport import Call, params, present, segment
-from dray.filters import JobGroups, States, TableFile, label_texts, states_of
+from dray.filters import JobGroups, States, JobTableFile, label_texts, states_of
 
 if TYPE_CHECKING:
     import pandas
@@ -159,7 +159,7 @@ class TrackingCalls(ReportCalls):
         whose values have different types is a string. The other arguments are the same as in
         `jobs`. An existing file is replaced once the new file is complete. Raises InvalidSearch.
         """
-        chosen = TableFile.model_construct(
+        chosen = JobTableFile.model_construct(
             columns=",".join(columns),
             format=file_format,
             sort=sort,
