@@ -13,7 +13,7 @@ from dray import frames, views
 from dray._async.reports import ReportCalls
 from dray._http import downloads, references
 from dray._http.transport import Call, params, present, segment
-from dray.filters import JobGroups, States, JobTableFile, label_texts, states_of
+from dray.filters import JobGroups, JobTableFile, States, label_texts, states_of
 
 if TYPE_CHECKING:
     import pandas
