@@ -186,7 +186,7 @@ class JobTable(JobFilter):
     ] = None
 
 
-class TableFile(JobTable):
+class JobTableFile(JobTable):
     """A list of jobs as a file, with a row for each job."""
 
     columns: Annotated[

@@ -17,7 +17,7 @@ from api.http.concurrency import TOO_MANY
 from api.http.downloads import PIECE_BYTES, attachment
 from api.http.waiting import limited, unless_over
 from api.problems import Refused, declare
-from dray.filters import TableFile
+from dray.filters import JobTableFile
 from service.tracking.job_tables import JobTables
 
 router = APIRouter(prefix="/v1/job-table", tags=["tracking"])
@@ -34,7 +34,7 @@ FILE: dict[int | str, dict[str, Any]] = {
 }
 
 
-class TableQuery(TableFile, Query):
+class TableQuery(JobTableFile, Query):
     pass
 
 

@@ -134,7 +134,7 @@ def _round(chromium: Browser, url: str) -> Samples:
     try:
         page = context.new_page()
         page.goto(chosen)
-        page.wait_for_function(ready)
+        page.locator(ROWS).nth(NUM_ROWS - 1).wait_for()
         for title in ORDERS:
             page.wait_for_timeout(REST_MS)
             found.orders[title].append(_ms(page, _SORT, [title, NUM_ROWS, ROWS])[0])

@@ -16,8 +16,8 @@ from dray._sync.reports import ReportCalls
 from dray.filters import (
     ImportanceFilter,
     JobGroups,
+    JobTableFile,
     States,
-    TableFile,
     label_texts,
     states_of,
 )
@@ -171,7 +171,7 @@ class TrackingCalls(ReportCalls):
         whose values have different types is a string. The other arguments are the same as in
         `jobs`. An existing file is replaced once the new file is complete. Raises InvalidSearch.
         """
-        chosen = TableFile.model_construct(
+        chosen = JobTableFile.model_construct(
             columns=",".join(columns),
             format=file_format,
             sort=sort,

@@ -9,7 +9,7 @@ from typing import BinaryIO
 from sqlalchemy.orm import Session
 
 from dray import views
-from dray.filters import JobTable, TableFile
+from dray.filters import JobTable, JobTableFile
 from service.db.session import Database
 from service.domain.errors import InvalidSearch
 from service.domain.tracking.columns import TableColumn, parse_columns
@@ -28,7 +28,7 @@ class JobTables:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def write(self, wanted: TableFile, file: BinaryIO) -> int:
+    async def write(self, wanted: JobTableFile, file: BinaryIO) -> int:
         """Write the list to a file that is open for binary writing. Returns the size of the file in
         bytes.
 
@@ -66,7 +66,7 @@ class JobTables:
         )
 
 
-def _writer(wanted: TableFile, columns: Sequence[TableColumn], file: BinaryIO) -> TableWriter:
+def _writer(wanted: JobTableFile, columns: Sequence[TableColumn], file: BinaryIO) -> TableWriter:
     """Return the writer of the format. The first use of Parquet imports pyarrow."""
     return CsvWriter(columns, file) if wanted.format == "csv" else ParquetWriter(columns, file)
 

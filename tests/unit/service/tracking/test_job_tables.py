@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
-from dray.filters import JobTable, TableFile
+from dray.filters import JobTable, JobTableFile
 from service.domain.errors import InvalidSearch
 from service.jobs import listing
 from service.tracking import job_tables
@@ -60,7 +60,7 @@ async def listed(service: Service, wanted: JobTable) -> list[Any]:
 
 async def file_of(service: Service, form: str, **query: Any) -> bytes:
     file = io.BytesIO()
-    wanted = TableFile.model_construct(columns=COLUMNS, format=form, **query)
+    wanted = JobTableFile.model_construct(columns=COLUMNS, format=form, **query)
     size = await JobTables(service.database).write(wanted, file)
     assert size == len(file.getvalue())
     return file.getvalue()
