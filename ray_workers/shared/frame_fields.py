@@ -177,7 +177,7 @@ Message = Annotated[str, cut(4096), MISSING_IS_EMPTY]
 SampleText = Annotated[str, cut(4096)]
 MediaName = Annotated[MediaKind, BeforeValidator(MediaKind)]
 MediaData = Mapping[StrictStr, Any]
-"""JSON data, which `service.ingest.media` checks."""
+"""JSON data, which `service.ingest.media_checks` checks."""
 MediaContent = Annotated[bytes | None, BeforeValidator(_decoded), MISSING_IS_NONE]
 """The bytes of a file, which frames contain in base64."""
 DrillMessage = Annotated[str, cut(1024), MISSING_IS_EMPTY]
