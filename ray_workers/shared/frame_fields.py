@@ -185,7 +185,7 @@ PackageText = Annotated[StrictStr, cut(128)]
 Packages = Annotated[Mapping[PackageText, PackageText], BeforeValidator(_packages)]
 MediaName = Annotated[MediaKind, BeforeValidator(MediaKind)]
 MediaData = Mapping[StrictStr, Any]
-"""JSON data, which `service.ingest.media` checks."""
+"""JSON data, which `service.ingest.media_checks` checks."""
 MediaContent = Annotated[bytes | None, BeforeValidator(_decoded), MISSING_IS_NONE]
 """The bytes of a file, which frames contain in base64."""
 DrillMessage = Annotated[str, cut(1024), MISSING_IS_EMPTY]

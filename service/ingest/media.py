@@ -19,7 +19,7 @@ from service.db.models import AttemptRow, JobRow, MediaFileRow, MediaRow
 from service.db.repositories import events as events_repository
 from service.db.repositories.telemetry import media as repository
 from service.domain.errors import StorageUnavailable
-from service.domain.media import CheckedMedia, checked
+from service.ingest.media_checks import CheckedMedia, checked
 from service.lifecycle.transitions import remark
 from service.storage.staged_files import Files
 

@@ -20,7 +20,7 @@ from sklearn import metrics
 
 from dray.media.kinds import MAX_CURVE_POINTS, MAX_FILE_BYTES, MAX_ROWS, MediaKind
 from dray.media.values import convert
-from service.domain.media import checked
+from service.ingest.media_checks import checked
 from tests.unit.media import files
 
 SEEDS = range(10)

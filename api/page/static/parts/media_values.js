@@ -96,7 +96,7 @@ function Table({ record: { value: { columns, rows, num_rows: reported } }, title
   const isNumber = columns.map((_, n) => rows.every((row) => row[n] === null || typeof row[n] === 'number'));
   const turn = (n) => setBy((was) => (was.column === n ? { column: n, down: !was.down } : { column: n, down: false }));
   const sorting = (n) => (by.column !== n ? 'none' : by.down ? 'descending' : 'ascending');
-  return html`<div class="scrolls" tabindex="0" role="region" aria-label=${`Table ${title}`}><table><thead><tr>${columns.map((name, n) => html`<th key=${n} class=${isNumber[n] ? 'num' : ''} aria-sort=${sorting(n)}>
+  return html`<div class="scrolls" tabindex="0" role="region" aria-label=${`Rows of ${title}`}><table><thead><tr>${columns.map((name, n) => html`<th key=${n} class=${isNumber[n] ? 'num' : ''} aria-sort=${sorting(n)}>
       <button class="quiet" onClick=${() => turn(n)}>${name}${by.column === n ? (by.down ? ' ↓' : ' ↑') : ''}</button></th>`)}</tr></thead>
     <tbody>${sorted.slice(first, first + PAGE_ROWS).map((row, n) => html`<tr key=${n}>${row.map((cell, m) => html`<td key=${m} class=${isNumber[m] ? 'num' : ''}>${shown(cell)}</td>`)}</tr>`)}</tbody></table></div>
     ${pages > 1 && html`<p class="buttons"><button disabled=${first === 0} onClick=${() => setPage(page - 1)}>Previous rows</button><button disabled=${first + PAGE_ROWS >= rows.length} onClick=${() => setPage(first / PAGE_ROWS + 1)}>Next rows</button>

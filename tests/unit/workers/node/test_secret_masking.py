@@ -46,6 +46,8 @@ def filled(kind: Any) -> Any:
         return {f"key {CANARY}": filled(parts[1])}
     if origin in (Sequence, list, tuple):
         return [filled(parts[0])]
+    if kind is Any:
+        return [{CANARY: f"say {CANARY}."}]
     if parts:  # a union
         return filled(str if str in parts else parts[0])
     return f"say {CANARY}." if issubclass(kind, str) else kind(1)
