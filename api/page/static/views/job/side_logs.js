@@ -74,7 +74,7 @@ function SideBox({ spec, lines, ranks, wrap, withTimes, follow, onLeave, shown, 
   const grid = { gridTemplateColumns: `${timeWidth ? `${timeWidth + 2}ch ` : ''}repeat(${ranks.length}, minmax(0, 1fr))` };
   return html`<div class=${wrap ? 'log wraps' : 'log'} ref=${box} tabindex="0" role="log" aria-label=${`Output of ${names.join(', ')}`} aria-live="off" onScroll=${scrolled}>
       <span class="probe" ref=${probe} aria-hidden="true">${'0'.repeat(100)}</span>
-      <div class="side-head" style=${grid}>${timeWidth > 0 && html`<span></span>`}${ranks.map((rank, n) => html`<span key=${rank} class=${`colour-${rank % 8}`}>${names[n]} <button class="quiet" aria-label=${`Remove ${names[n]}`} onClick=${() => onRemove(rank)}>×</button></span>`)}</div>
+      <div class="side-head" style=${grid}>${timeWidth > 0 && html`<span></span>`}${ranks.map((rank, n) => html`<span key=${rank}><span class=${`swatch colour-${rank % 8}`}></span>${names[n]} <button class="quiet" aria-label=${`Remove ${names[n]}`} onClick=${() => onRemove(rank)}>×</button></span>`)}</div>
       <div class="lines">
         <div style=${{ height: `${above}px` }}></div>
         ${rows.slice(first, last).map((row, n) => html`<div key=${first + n} class="line side" style=${{ ...grid, ...(offsets && { height: `${offsets[first + n + 1] - offsets[first + n]}px` }) }}>
