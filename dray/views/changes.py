@@ -1,4 +1,4 @@
-"""Views of what changed between two jobs, and of what a job was made from."""
+"""Views of the changes between two jobs, and of the lineage of a job."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class PackageDiff(View):
 
 
 class JobDiff(View):
-    """What changed from one job to another. Each list of two items has an item for each job."""
+    """The changes from one job to another. Each list of two items has an item for each job."""
 
     jobs: list[ComparedJob]
     document: list[FieldDifference]
@@ -118,7 +118,7 @@ class LineageLink(View):
 
 
 class Lineage(View):
-    """The jobs and models from which a job was made, and those that were made from it."""
+    """The jobs from which a job was made, and the jobs and models that were made from it."""
 
     job_id: str
     array_id: str | None

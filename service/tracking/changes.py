@@ -1,4 +1,4 @@
-"""What changed from one job to another: document, commit, data, packages and code."""
+"""Changes from one job to another: document, commit, data, packages and code."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Changes:
 
 
 class _Budget:
-    """What a response may still read and contain."""
+    """Tracks how much a response may still read and contain."""
 
     def __init__(self) -> None:
         self._bytes, self._text = MAX_READ_BYTES, MAX_TEXT

@@ -1,4 +1,4 @@
-"""The jobs and models from which a job was made, and those that were made from it."""
+"""The jobs from which a job was made, and the jobs and models that were made from it."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_runs_are_pinned_and_compared_with_the_baseline(
     page.get_by_role("button", name="Pin wide-3").click()
     wait_until(lambda: first(tab) == "wide-3", "a pinned run comes first")
     page.get_by_role("button", name="Make wide-0 the baseline").click()
-    page.get_by_role("link", name="What changed from the baseline to the best").click()
+    page.get_by_role("link", name="What changed since the baseline").click()
     lr = page.locator("tr").filter(has=page.get_by_text("/train/optimizer/lr", exact=True))
     lr.wait_for()
     assert lr.locator("td").all_inner_texts()[1:] == ["0.1", "0.01"]

@@ -38,7 +38,7 @@ class JobAnnotationRow(Base):
 
 
 class ExperimentRow(Base):
-    """What users have stored about an experiment. The jobs of an experiment are identified by their
+    """The notes and settings of an experiment. The jobs of an experiment are identified by their
     label."""
 
     __tablename__ = "experiments"

@@ -1,4 +1,4 @@
-"""What a job's document says about the sources of its data and its code."""
+"""The sources of a job's data and code, as its document states them."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ function Leaderboard({ name, found, metric, isLess, store }) {
       ${cost !== null && currency && html`<${Fact} name="Cost of all jobs">${money(cost, currency)}<//>`}</dl>
     <div class="buttons">${best && html`<a class="button primary" href=${link(['submit'], { from: best.id })}>Edit and resubmit the best</a>`}
       ${runs.length > 1 && html`<a class="button" href=${link(['compare'], { jobs: runs.slice(0, MOST_RUNS).map(({ id }) => id).join() })}>Compare the curves</a>`}
-      ${best && found.baseline && best.id !== found.baseline && html`<a class="button" href=${toDiff(best.id)}>What changed from the baseline to the best</a>`}</div>
+      ${best && found.baseline && best.id !== found.baseline && html`<a class="button" href=${toDiff(best.id)}>What changed since the baseline</a>`}</div>
     <h2>${metric ? `The best runs by ${metric}` : 'The newest runs'}</h2>
     <div class="card"><table class="leaders"><thead><tr>${metric && html`<th class="num">#</th>`}<th>Job</th><th>State</th>${metric && html`<th class="num">${isLess ? 'Lowest' : 'Highest'}</th>`}${pointers.map((pointer, n) => html`<th key=${pointer} class="num" title=${pointer}>${titles[n]}</th>`)}<th class="num">Cost</th><th class="num">Ran</th><td></td></tr></thead>
       <tbody>${runs.map((job) => html`<tr key=${job.id} class=${job.id === found.baseline ? 'baseline' : ''}>${metric && html`<td class="num">${rankOf(ranked, job, column)}</td>`}

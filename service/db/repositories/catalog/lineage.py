@@ -14,14 +14,14 @@ EDITED_FROM = "/origin/job"
 
 
 def jobs(session: Session, job_ids: Collection[str]) -> dict[str, JobRow]:
-    """Return those of the jobs that exist, keyed by id."""
+    """Return the jobs that exist, keyed by id."""
     query = select(JobRow).where(JobRow.id.in_(job_ids), JobRow.deleted_at.is_(None))
     return {row.id: row for row in session.scalars(query)} if job_ids else {}
 
 
 def made_from(session: Session, job_ids: Collection[str], limit: int) -> Sequence[JobRow]:
-    """Return jobs that start from weights of these jobs, or whose documents were edited from
-    theirs, oldest first."""
+    """Return jobs that start from weights of these jobs, or whose documents are edited copies
+    of their documents, oldest first."""
     value = DocumentValueRow
     # The jobs of an array share the values of their array.
     holders = (
@@ -48,7 +48,7 @@ def made_from(session: Session, job_ids: Collection[str], limit: int) -> Sequenc
 def versions(
     session: Session, job_ids: Collection[str], limit: int
 ) -> Sequence[Row[str, int, str, int | None]]:
-    """Return (model, version, job, step) of versions whose files are those of these jobs."""
+    """Return (model, version, job, step) of the versions that were registered from these jobs."""
     version = ModelVersionRow
     query = (
         select(ModelRow.name, version.version, version.job_id, version.step)

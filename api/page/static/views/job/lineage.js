@@ -1,4 +1,4 @@
-// The jobs and models from which a job was made, and those that were made from it, as a graph from left to right.
+// The jobs from which a job was made, and the jobs and models that were made from it, as a graph from left to right.
 
 import { link } from '../../lib/address.js';
 import { plural, whole } from '../../lib/format.js';
