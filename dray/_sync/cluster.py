@@ -19,6 +19,11 @@ CHECK_PERIOD_S = 0.5
 
 
 class ClusterCalls(Calls):
+    def caller(self) -> views.CallerInfo:
+        """Return the name of the user who owns the client's token, and whether the user is an
+        admin."""
+        return self._read(views.CallerInfo, Call("GET", "/v1/caller"))
+
     def base_models(self) -> list[views.CatalogueEntry]:
         """Return the base models for fine-tuning in the server's catalogue."""
         return self._list(views.CataloguePage, "/v1/base-models")
@@ -70,6 +75,33 @@ class ClusterCalls(Calls):
         all users; other users see only their own costs."""
         query = params(by=by, since=since, until=until)
         return self._read(views.CostReport, Call("GET", "/v1/costs", query))
+
+    def usage(
+        self,
+        *,
+        per: Literal["hour", "day"] = "day",
+        by: Literal["user", "queue"] | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        time_zone: str = "UTC",
+    ) -> views.UsageReport:
+        """Return what jobs used in each hour or day, the capacity of the cluster, and why jobs
+        waited.
+
+        since, until: times with a time zone; the report contains the whole hours or days around
+        them. By default, the last 7 days, or 24 hours with `per="hour"`. time_zone: IANA name of
+        the time zone in which hours and days begin. by: also report each user or queue. Raises
+        InvalidParameter if the report would cover more than 366 days, or 31 days with
+        `per="hour"`. Users who are not admins get their own usage and the sum of all other users.
+        """
+        query = params(per=per, by=by, since=since, until=until, time_zone=time_zone)
+        return self._read(views.UsageReport, Call("GET", "/v1/usage", query))
+
+    def idle_gpus(self, *, min_idle_s: float = 900.0) -> views.IdleGpuReport:
+        """Return the running jobs with GPUs that have been idle for at least `min_idle_s` seconds
+        (60 s to 24 h), and the running jobs whose GPUs are not measured."""
+        query = params(min_idle_s=min_idle_s)
+        return self._read(views.IdleGpuReport, Call("GET", "/v1/usage/idle-gpus", query))
 
     def accounting(
         self,

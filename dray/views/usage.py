@@ -14,7 +14,7 @@ class UsageCost(View):
 
 
 class UsageSeries(View):
-    """What the jobs of all users, of a user or of a queue used. Each list has one number for each
+    """The usage by the jobs of all users, of a user or of a queue. Each list has one number for each
     period."""
 
     name: str | None = None

@@ -84,10 +84,9 @@ _COSTS = """
     )
 """
 _ATTEMPTS = """
-    SELECT attempts.job_id, attempts.attempt, jobs.owner, coalesce(attempts.queue, jobs.queue) AS queue,
-        attempts.started_at, attempts.held, attempts.held_until, attempts.sizes, attempts.slices, attempts.bundle,
-        attempts.roles
-    FROM attempts JOIN jobs ON jobs.id = attempts.job_id WHERE attempts.finished_at IS NOT NULL
+    SELECT a.job_id, a.attempt, jobs.owner, coalesce(a.queue, jobs.queue) AS queue, a.started_at,
+        a.held, a.held_until, a.sizes, a.slices, a.bundle, a.roles
+    FROM attempts AS a JOIN jobs ON jobs.id = a.job_id WHERE a.finished_at IS NOT NULL
     UNION ALL
     SELECT job_id, attempt, owner, queue, started_at, held, held_until, sizes, slices, bundle, roles
     FROM deleted_attempts
@@ -99,6 +98,7 @@ _JSON = ("held", "sizes", "slices", "bundle", "roles")
 def _read(query: str) -> Iterator[Mapping[str, Any]]:
     connection = op.get_bind()
     parse_time = UtcDateTime().result_processor(connection.dialect, None)
+    assert parse_time is not None
     assert parse_time is not None
     for row in connection.execute(sa.text(query)).mappings():
         found = dict(row)

@@ -1,4 +1,4 @@
-"""The usage of the cluster over time: what users and queues used, what it cost, and why jobs
+"""The usage of the cluster over time: what users and queues used, its cost, and why jobs
 waited."""
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def usage(
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Report what jobs used in each hour or day, what it cost, and why jobs waited.
+    """Report what jobs used in each hour or day, its cost, and why jobs waited.
 
     With --by user, you see your own usage and the sum of all other users, or all users if you are
     an admin.

@@ -12,8 +12,8 @@ _ZERO = text("0")
 
 
 class UsageRow(Base):
-    """What the ended attempts of a user in a queue used in a quarter of an hour, or in an hour, and
-    the jobs that started and ended in it. The columns are described by
+    """The usage by the ended attempts of a user in a queue in a quarter of an hour, or in an hour,
+    and the jobs that started and ended in it. The columns are described by
     `service.domain.costs.usage.UsageKey` and `AMOUNTS`."""
 
     __tablename__ = "usage"

@@ -4,7 +4,7 @@ over time."""
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
@@ -39,7 +39,7 @@ class UsageSampler(Stage):
         self._waiting: Counter[tuple[str, str]] = Counter()
         """Number of waiting jobs in the latest sample, keyed by (queue, code)."""
         self._capacity: dict[int, Counter[str]] = {}
-        self._waits: Counter[tuple[int, str, str]] = Counter()
+        self._waits: defaultdict[tuple[int, str, str], float] = defaultdict(float)
 
     async def after(self, seen: SchedulerRound) -> None:
         since, now = self._sampled_at, seen.now
@@ -82,7 +82,7 @@ class UsageSampler(Stage):
         except Exception as error:
             logger.warning("the capacity and the waiting jobs can't be stored yet: %s", error)
             return
-        self._capacity, self._waits = {}, Counter()
+        self._capacity, self._waits = {}, defaultdict(float)
 
 
 def waiting_by_reason(seen: SchedulerRound) -> Counter[tuple[str, str]]:

@@ -7,7 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Subquery, Table, case, delete, func, literal, select
+from sqlalchemy import (
+    ColumnElement,
+    Row,
+    Select,
+    Subquery,
+    Table,
+    case,
+    delete,
+    func,
+    literal,
+    select,
+)
 from sqlalchemy.orm import Session
 
 from service.db.models import (
@@ -25,7 +36,7 @@ CAPACITY = ("measured_s", "cpu_seconds", "gpu_seconds")
 
 
 def add(session: Session, counted: Mapping[UsageKey, Mapping[str, float]]) -> None:
-    """Add to the amounts of these quarters, users and queues, and to those of their hours."""
+    """Add to the amounts of these quarters, users and queues, and to the amounts of their hours."""
     sums: dict[tuple[int, UsageKey], Counter[str]] = defaultdict(Counter)
     for key, amounts in counted.items():
         hour = replace(key, quarter=key.quarter - key.quarter % OF_HOUR)
@@ -83,9 +94,8 @@ def cost_of(session: Session, job_id: str, attempt: int) -> AttemptCostRow | Non
 def holder(session: Session, job_id: str) -> Row[Any] | None:
     """Return the `owner`, `queue`, `bundle` and `cost` of a job."""
     c = JobRow.__table__.c
-    return session.execute(
-        select(c.owner, c.queue, c.bundle, c.cost).where(c.id == job_id)
-    ).one_or_none()
+    query: Select[Any] = select(c.owner, c.queue, c.bundle, c.cost).where(c.id == job_id)
+    return session.execute(query).one_or_none()
 
 
 def totals(
@@ -119,9 +129,9 @@ def waits(session: Session, buckets: UsageBuckets) -> Sequence[Row[Any]]:
     """Return (bucket, code, job_seconds)."""
     inner = _in_buckets(table_of(WaitRow), buckets)
     keys = (inner.c.bucket, inner.c.code)
-    return session.execute(
-        select(*keys, func.sum(inner.c.job_seconds).label("job_seconds")).group_by(*keys)
-    ).all()
+    hours = func.sum(inner.c.job_seconds).label("job_seconds")
+    query: Select[Any] = select(*keys, hours).group_by(*keys)
+    return session.execute(query).all()
 
 
 def _in_buckets(table: Table, buckets: UsageBuckets, *conditions: ColumnElement[bool]) -> Subquery:
@@ -149,7 +159,7 @@ def live(session: Session) -> Sequence[Row[Any]]:
     `cost_since`, `cost_until` and `cost_sizes` of the attempts that have slots."""
     attempts, jobs = AttemptRow.__table__.c, JobRow.__table__.c
     costs = AttemptCostRow.__table__.c
-    query = (
+    query: Select[Any] = (
         select(
             *(attempts[name] for name in _LIVE),
             *(attempts.job_id, jobs.name, jobs.owner),

@@ -18,7 +18,7 @@ const ZONE = new Intl.DateTimeFormat().resolvedOptions().timeZone || 'UTC';
 // The lengths of a report in days, and their names.
 const SPANS = { hour: [[1, '24 hours'], [3, '3 days'], [7, '7 days']], day: [[7, '7 days'], [30, '30 days'], [90, '90 days'], [365, '1 year']] };
 const hours = (value) => fixed(value, value < 10 ? 2 : 0, true);
-// What the chart shows: [key, name, the numbers of a series, those of the capacity, format].
+// What the chart shows: [key, name, the numbers of a series, the numbers of the capacity, format].
 const SHOWN = [
   ['gpu', 'GPU hours', (of) => of.gpu_hours, (of) => of.gpu_hours, hours],
   ['cpu', 'CPU hours', (of) => of.cpu_hours, (of) => of.cpu_hours, hours],
@@ -40,7 +40,7 @@ export function Usage() {
   // Rounded, so that the address of the request is the same for an hour.
   const since = new Date(HOUR_MS * Math.floor(serverNow() / HOUR_MS) - 24 * HOUR_MS * days + HOUR_MS).toISOString();
   const { data, error } = usePoll('v1/usage', { per, by, since, time_zone: ZONE }, EVERY_MS);
-  const choice = (name, value, options, label) => html`<label>${label} <select value=${value} onChange=${(event) => adjust({ [name]: event.target.value })}>
+  const choice = (name, value, options, label) => html`<label>${label} <select aria-label=${label} value=${value} onChange=${(event) => adjust({ [name]: event.target.value })}>
     ${options.map(([key, text]) => html`<option key=${key} value=${key}>${text}</option>`)}</select></label>`;
   const shown = data && [...SHOWN, ...data.total.costs.map(({ currency }) => [`cost-${currency}`, `Cost in ${currency}`, (of) => of.costs.find((one) => one.currency === currency)?.amounts ?? data.starts.map(() => 0), null, (value) => money(value, currency)])];
   const first = data && (sum(data.capacity.gpu_hours) + sum(data.total.gpu_hours) > 0 ? 'gpu' : 'cpu');
@@ -60,7 +60,7 @@ function Totals({ data: { total, capacity } }) {
   return html`<dl class="facts card">
     ${sum(capacity.gpu_hours) + sum(total.gpu_hours) > 0 && html`<${Fact} name="GPU hours used">${of(total.gpu_hours, capacity.gpu_hours)}<//>`}
     <${Fact} name="CPU hours used">${of(total.cpu_hours, capacity.cpu_hours)}<//>
-    ${sum(total.measured_gpu_hours) > 0 && html`<${Fact} name="Idle GPU hours" title="GPU hours in which a kernel ran for less than 5% of the time, of those that are measured">${of(total.idle_gpu_hours, total.measured_gpu_hours)}<//>`}
+    ${sum(total.measured_gpu_hours) > 0 && html`<${Fact} name="Idle GPU hours" title="Measured GPU hours in which a kernel ran for less than 5% of the time">${of(total.idle_gpu_hours, total.measured_gpu_hours)}<//>`}
     ${total.costs.map(({ currency, amounts }) => html`<${Fact} key=${currency} name="Cost">${money(sum(amounts), currency)}<//>`)}
     <${Fact} name="Jobs started">${whole(sum(total.num_started))}<//><${Fact} name="Jobs succeeded">${whole(sum(total.num_succeeded))}<//>
     <${Fact} name="Jobs failed">${whole(sum(total.num_failed))}<//><${Fact} name="Jobs cancelled">${whole(sum(total.num_cancelled))}<//></dl>`;

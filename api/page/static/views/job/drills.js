@@ -30,7 +30,7 @@ function StartDrill({ job, onClose, onDone }) {
   const [values, setValues] = useState({ kind: 'kill', rank: '0', at_step: '' });
   const [error, setError] = useState(null);
   const [isBusy, setIsBusy] = useState(false);
-  // A text that is no whole number is sent as it is, and the server says what is wrong with it.
+  // A text that is no whole number is sent as it is, and the server names the error.
   const number = (text) => (/^\d+$/.test(text.trim()) ? Number(text) : text);
   const start = async () => {
     setIsBusy(true);

@@ -46,7 +46,7 @@ def seen(now: datetime, gpus: float, waiting: Counter[tuple[str, str]]) -> Sched
             job = snapshots.waiting(f"job-{len(queue)}", queue=name)
             queue.append(job)
             decisions.append(Wait(job.job_id, Reason(code, "it waits"), len(queue)))
-    found = SchedulerRound(None, Snapshot(tuple(queue), ()), (), now)
+    found = SchedulerRound(None, Snapshot(tuple(queue), (), connected=True), (), now)
     found.total, found.decisions = {"CPU": 4 * gpus, "GPU": gpus}, decisions
     return found
 
