@@ -14,8 +14,8 @@ class UsageCost(View):
 
 
 class UsageSeries(View):
-    """The usage by the jobs of all users, of a user or of a queue. Each list has one number for each
-    period."""
+    """The usage by the jobs of all users, of a user or of a queue. Each list has one number for
+    each period."""
 
     name: str | None = None
     """The user or queue; null for the total, and for the sum of all users or queues that have no

@@ -35,6 +35,7 @@ def upgrade() -> None:
         sa.Column("currency", sa.String(16), primary_key=True),
         *(sa.Column(n, sa.Float(53), server_default=zero, nullable=False) for n in _AMOUNTS),
         *(sa.Column(n, sa.BigInteger(), server_default=zero, nullable=False) for n in _COUNTS),
+        sqlite_with_rowid=False,  # rows are read in the order of their keys
     )
     op.create_table(
         "capacity",

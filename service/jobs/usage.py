@@ -40,8 +40,9 @@ class _SeriesAmounts:
 
     def add(self, bucket: int, name: str, currency: str, amount: float) -> None:
         lists, key = (self.costs, currency) if name == "cost" else (self.of, name)
-        if amount:
-            lists.setdefault(key, [0] * self.num_buckets)[bucket] += amount
+        if key not in lists:
+            lists[key] = [0] * self.num_buckets
+        lists[key][bucket] += amount
 
     @property
     def slot_seconds(self) -> float:
@@ -168,9 +169,11 @@ def _amounts(
     owner = None if caller.is_admin else caller.name
     found: dict[str, _SeriesAmounts] = defaultdict(lambda: _SeriesAmounts(len(buckets)))
     for row in repository.totals(session, buckets, column, owner):
-        amounts = found[row.name]
-        for name in AMOUNTS:
-            amounts.add(row.bucket, name, row.currency, getattr(row, name))
+        bucket, name, currency, *numbers = row
+        amounts = found[name]
+        for of, amount in zip(AMOUNTS, numbers, strict=True):
+            if amount:
+                amounts.add(bucket, of, currency, amount)
     for row in repository.live(session):
         name = "" if column is None else getattr(row, column)
         if column == "owner" and owner not in (None, name):

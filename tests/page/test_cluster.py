@@ -71,12 +71,11 @@ def test_the_usage_is_drawn_and_written(tab: Watched, tmp_path: Path, server: Li
     page.go_back()
     chart.wait_for()
     page.go_back()
-    page.wait_for_function("document.querySelector('.toolbar select:nth-of-type(1)') !== null")
-    assert "by=" not in page.url
+    page.wait_for_url(lambda url: "by=" not in url)
     waits = page.get_by_role("region", name="Why jobs waited")
     assert "waiting for slots" in waits.inner_text()
     page.get_by_label("Periods").select_option("hour")
-    page.wait_for_function("document.querySelectorAll('.stacks')[0]?.children.length > 20")
+    chart.locator(".stack").nth(20).wait_for()
 
 
 @pytest.mark.usefixtures("used")
@@ -193,9 +192,9 @@ def test_users_who_are_no_admins_see_no_buttons_that_fail(
     browser: Browser, posting: LiveServer
 ) -> None:
     tab = opened(browser, posting, "bobs-token")
-    page = tab.open("cluster")
+    with tab.page.expect_response("**/v1/caller"):
+        page = tab.open("cluster")
     page.get_by_role("link", name="default", exact=True).wait_for()
-    page.wait_for_function("performance.getEntriesByName(document.baseURI + 'v1/caller').length")
     assert page.get_by_role("button", name="Edit the queue default").count() == 0
     assert page.get_by_role("button", name="New queue").count() == 0
     assert not tab.wrong

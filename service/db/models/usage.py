@@ -17,6 +17,7 @@ class UsageRow(Base):
     `service.domain.costs.usage.UsageKey` and `AMOUNTS`."""
 
     __tablename__ = "usage"
+    __table_args__ = {"sqlite_with_rowid": False}  # noqa: RUF012
     length: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     """1 for a quarter of an hour, and 4 for the sum of an hour, from which reports in most time
     zones are read."""

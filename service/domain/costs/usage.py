@@ -1,5 +1,5 @@
-"""The usage by jobs over time: quarters of an hour, in which usage is stored, and the hours or days of
-a time zone, in which it is shown.
+"""The usage by jobs over time: quarters of an hour, in which usage is stored, and the hours or days
+of a time zone, in which it is shown.
 
 Usage is stored for each quarter of an hour, because the offset of every time zone from UTC is a
 multiple of 15 minutes. Therefore each hour and each day of each time zone consists of whole
@@ -22,8 +22,8 @@ AMOUNTS = (
     *("slot_seconds", "cpu_seconds", "gpu_seconds", "gpu_measured_s", "gpu_idle_s", "cost"),
     *("num_started", "num_succeeded", "num_failed", "num_cancelled"),
 )
-"""The amounts that are added up for each quarter, user and queue. `gpu_measured_s` and `gpu_idle_s` are
-GPU-seconds of samples, and the rest of `gpu_seconds` has not been measured."""
+"""The amounts that are added up for each quarter, user and queue. `gpu_measured_s` and `gpu_idle_s`
+are GPU-seconds of samples, and the rest of `gpu_seconds` has not been measured."""
 IDLE_BELOW = 0.05
 """A GPU is idle while a kernel runs on it for less than this fraction of the time."""
 MAX_GAP = 3
