@@ -169,7 +169,8 @@ def _amounts(
     owner = None if caller.is_admin else caller.name
     found: dict[str, _SeriesAmounts] = defaultdict(lambda: _SeriesAmounts(len(buckets)))
     for row in repository.totals(session, buckets, column, owner):
-        bucket, name, currency, *numbers = row
+        fields: Sequence[Any] = row
+        bucket, name, currency, *numbers = fields
         amounts = found[name]
         for of, amount in zip(AMOUNTS, numbers, strict=True):
             if amount:

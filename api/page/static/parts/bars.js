@@ -18,7 +18,7 @@ export function Bars({ series, names, limits = null, format, label }) {
       ${limits && limits[n] > 0 && html`<span class="limit" style=${{ bottom: share(limits[n]) }}></span>`}
       ${series.map(({ name: of, colour, values }) => values[n] > 0 && html`<span key=${of} class=${`part ${colour === null ? 'grey' : `colour-${colour}`}`} style=${{ height: share(values[n]) }}></span>`)}</div>`)}</div>
     <div class="names" aria-hidden="true">${names.map((name, n) => n % every === 0 && html`<span key=${n} style=${{ left: `${(100 * n) / names.length}%` }}>${name}</span>`)}</div></figure>
-    ${series.length > 1 && html`<p class="keys">${series.map(({ name, colour }) => html`<span key=${name}>${colour === null ? html`<span class="swatch"></span>` : html`<${Swatch} n=${colour} />`}${name}</span>`)}</p>`}`;
+    ${(series.length > 1 || limits) && html`<p class="keys">${series.map(({ name, colour }) => html`<span key=${name}>${colour === null ? html`<span class="swatch"></span>` : html`<${Swatch} n=${colour} />`}${name}</span>`)}${limits && html`<span><span class="limit"></span>capacity</span>`}</p>`}`;
 }
 
 function titleOf(name, n, series, limits, format) {
