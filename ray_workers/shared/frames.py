@@ -1,5 +1,5 @@
-"""The reports of ranks, with one frozen class for each kind of frame; those of supervisors are in
-`supervisor_frames`.
+"""The reports of ranks, with one frozen class for each kind of frame. The reports of supervisors
+are in `supervisor_frames`.
 
 A rank or a supervisor writes `body()` to its spool. `service.ingest.decoding` recreates the object
 from the received data, and refuses values that a field's type does not accept, because frames come
