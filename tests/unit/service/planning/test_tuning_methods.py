@@ -62,7 +62,8 @@ def drawn_options(seed: int) -> dict[str, Any]:
         "kind": draw.choice(("llama", "qwen2", "qwen3", "gemma3")),
         "adapter": adapter,
         "num_ranks": num_ranks,
-        "is_ragged": True,
+        # The tokens of joined examples are fewer than those of rows with the maximum length.
+        "is_ragged": not method.get("packing", False),
         "method": method,
         "train": train,
         "parallel": parallel,
