@@ -160,13 +160,13 @@ def _attend_apart(
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     found = []
-    parts = (one.split(list(sequence_lengths), dim=2) for one in (query, key, value))
-    for length, *sequence in zip(sequence_lengths, *parts, strict=True):
+    parts = (torch.split(one, list(sequence_lengths), dim=2) for one in (query, key, value))
+    for length, q, k, v in zip(sequence_lengths, *parts, strict=True):
         mask = None  # each token sees itself and all tokens before it
         if sliding_window is not None and length > sliding_window:
             seen = torch.ones(length, length, dtype=torch.bool, device=query.device)
             mask = seen.tril().triu(1 - sliding_window)[None, None]
-        out, _ = sdpa_attention_forward(module, *sequence, mask, **options)
+        out, _ = sdpa_attention_forward(module, q, k, v, mask, **options)
         found.append(out)
     return torch.cat(found, dim=1), None
 
