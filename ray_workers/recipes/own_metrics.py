@@ -26,10 +26,8 @@ class OwnMetrics:
             _try_out(f"method.metrics.{name}", options, vocabulary_size)
 
     def __call__(self) -> MetricCollection:
-        own: dict[str, Any] = {
-            name: imported.created(options) for name, options in self._options.items()
-        }
-        every = {**dict(measures.of_tokens().items()), **own}
+        every: dict[str, Any] = dict(measures.of_tokens().items())
+        every |= {name: imported.created(options) for name, options in self._options.items()}
         # Otherwise, metrics whose states are equal after the first update would share them.
         return MetricCollection(every, compute_groups=False)
 

@@ -170,7 +170,7 @@ VICTIMS: Mapping[str, Sequence[str]] = {
 }
 """The victims on each ground, in order. Silos have their own nodes."""
 BYSTANDERS = ("short", "sweep", "array", "fails", "cancelled", "script", "array")
-TURNS = 31
+TURNS = 32
 """Turns of a complete run, per ground."""
 BLOWS_OF_A_TURN = 4
 LONG_UNTIL = 0.5

@@ -77,6 +77,31 @@ def test_rounds_of_clients_that_are_killed_and_stopped_count_each_update_once(
 
 
 @SOAK
+@pytest.mark.parametrize("method", plan.TUNED)
+def test_fine_tuning_has_the_same_weights_whatever_is_killed(
+    embedded: Service, tmp_path: Path, method: str
+) -> None:
+    turn = Turn(
+        number=4,
+        victim=method,
+        bystander="fails",
+        strikes=(
+            Strike(("rank killed",), 0.05),
+            Strike(("supervisor killed",), 0.15),
+            Strike(("service killed",), 0.3),
+        ),
+        seed=SEED,
+    )
+    result = Runner(Ground(plan.EMBEDDED, embedded), kinds(tmp_path), {}).play(turn)
+    print(report.table([result]))
+    assert result.breaches == []
+    hows = {blown.blow: blown.how for blown in result.blown}
+    assert hows[("rank killed",)] == IN_PLACE
+    assert hows[("supervisor killed",)] == FROM_CHECKPOINT
+    assert len(hows) == 3, f"some blows came too late: {result.missed}"
+
+
+@SOAK
 def test_jobs_come_through_faults_and_no_promise_is_broken(
     embedded: Service, tmp_path: Path
 ) -> None:

@@ -112,6 +112,7 @@ BASES: tuple[dict[str, Any], ...] = (
             "max_length": 64,
             "truncation": "drop",
             "packing": True,
+            "metrics": {"top_ten": "scores:InTopTen"},
         },
     },
     {

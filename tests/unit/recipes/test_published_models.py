@@ -21,9 +21,9 @@ from ray_workers.recipes.models import pretrained
 from ray_workers.shared.node_needs import DataPolicy
 from tests.marks import SOAK
 from tests.unit.recipes import tiny_models as tiny
+from tests.unit.training import ranks
 from tests.unit.training.jobs import series
 from tests.unit.training.loop.test_fine_tuning_runs import artifacts
-from tests.unit.training.ranks import run_ranks
 
 pytestmark = [SOAK, pytest.mark.timeout(1800)]
 LENGTH = 64
@@ -81,7 +81,10 @@ def loss_of(folder: Path, held_out: list[str]) -> float:
     return total / count
 
 
-def test_lora_lowers_the_loss_on_other_texts(gemma: Path, tmp_path: Path) -> None:
+def test_lora_lowers_the_loss_on_other_texts(
+    gemma: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "DEADLINE_S", 1500.0)
     training, held_out = texts()
     assert (len(training), len(held_out)) == (NUM_TRAINING, NUM_HELD_OUT)
     (tmp_path / "data").mkdir()
@@ -102,7 +105,7 @@ def test_lora_lowers_the_loss_on_other_texts(gemma: Path, tmp_path: Path) -> Non
         },
     )
     before = loss_of(gemma, held_out)
-    assert run_ranks(tmp_path, document, world_size=1) == [0]
+    assert ranks.run_ranks(tmp_path, document, world_size=1) == [0]
     after = loss_of(artifacts(tmp_path), held_out)
     first, *_, last = series(tmp_path, "val/loss").values()
     print(json.dumps({"base": before, "epochs": [first, last], "merged": after}))
