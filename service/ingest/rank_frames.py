@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -42,7 +42,6 @@ from service.db.repositories import events as events_repository
 from service.db.repositories.catalog import packages
 from service.db.repositories.telemetry import text_samples
 from service.domain.ids import artifact_id
-from service.domain.progress import Mark, end_between, reached
 from service.domain.series import TIMES, Points
 from service.ingest import (
     metric_columns,
@@ -53,6 +52,7 @@ from service.ingest import (
 )
 from service.ingest.decoding import BadFrame, Refusals, decode, resumed_step, seconds_of, time_of
 from service.ingest.media import MediaStore
+from service.ingest.rank_progress import progress, progress_in
 from service.lifecycle import node_checks
 from service.lifecycle.transitions import remark
 from service.storage.staged_files import Files
@@ -411,48 +411,6 @@ def _first_bad(values: Sequence[float]) -> int | None:
     return next((n for n, value in enumerate(values) if not math.isfinite(value)), None)
 
 
-def progress_in(report: MetricsReport) -> dict[str, Any]:
-    """Return the parts of the progress that a report contains. A report of an evaluation, for
-    example, contains only some parts; the other parts remain unchanged."""
-    found: dict[str, Any] = {
-        name: value
-        for name in ("total_steps", "epoch")
-        if (value := getattr(report, name)) is not None
-    }
-    if report.samples_per_s is not None:
-        speed = report.samples_per_s
-        found["samples_per_s"] = speed if math.isfinite(speed) else None
-    return found
-
-
 def _are_guesses(names: Collection[str]) -> bool:
     """Whether a report contains only guessed metrics, whose steps are not the job's progress."""
     return bool(names) and all(name.startswith(GUESSED) for name in names)
-
-
-def progress(
-    job: JobRow, attempt: AttemptRow, reported: Mapping[str, Any], step: int, at: datetime
-) -> dict[str, Any]:
-    """Return the progress of rank 0, with the earliest and latest end of the job at this attempt's
-    speeds."""
-    total = reported.get("total_steps")
-    marks = [Mark(*mark) for mark in (job.progress or {}).get("marks") or ()]
-    marks = reached(marks, Mark(at.timestamp(), step))
-    ends = None if total is None else end_between(marks, total, _ended_at(job, attempt))
-    earliest, latest = (None, None) if ends is None else (time.isoformat() for time in ends)
-    return {
-        "step": step,
-        "total_steps": total,
-        "epoch": reported.get("epoch"),
-        "samples_per_s": reported.get("samples_per_s"),
-        "earliest_end_at": earliest,
-        "latest_end_at": latest,
-        "marks": marks,
-    }
-
-
-def _ended_at(job: JobRow, attempt: AttemptRow) -> datetime | None:
-    """Return the time at which `max_runtime_s` ends the attempt."""
-    if job.max_runtime_s is None or attempt.started_at is None:
-        return None
-    return attempt.started_at + timedelta(seconds=job.max_runtime_s - job.runtime_used_s)
