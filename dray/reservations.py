@@ -88,7 +88,9 @@ class ReservationRequest(Document):
             raise ValueError("specify exactly one of end_at and duration_s")
         others = [name for name in ("users", "queues", "projects") if getattr(self, name)]
         if self.maintenance == bool(others):
-            raise ValueError("specify either maintenance: true, or users, queues or projects")
+            raise ValueError(
+                "specify either maintenance: true or some of users, queues and projects"
+            )
         has_number = self.num_nodes is not None or self.num_gpus is not None
         by = (
             bool(self.nodes),

@@ -122,8 +122,8 @@ async def list_jobs(
 ) -> Response:
     """List jobs, newest first or in the order of `sort`.
 
-    If a value by which the list is sorted changes between two pages, the job can be missing or be
-    listed a second time.
+    If the value by which a job is sorted changes between two pages, the job can be missing or be
+    listed twice.
 
     The server processes two lists with `where` or `sort` per caller at a time. A few more requests
     wait, and all further requests are refused with 429.

@@ -26,7 +26,8 @@ _OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-rea
 
 
 class LocalCallers:
-    """Admits callers by their connections, and knows the token of all other callers."""
+    """Admits local callers by their connections. All other callers need the token, which this class
+    holds."""
 
     def __init__(self, home: Path) -> None:
         self._home = home

@@ -89,7 +89,7 @@ class SignIn:
         """Return the user who signed in the browser. Raises Refused if the cookie doesn't authorise
         the request."""
         if not is_of_own_page(request.headers):
-            detail = "a page of another origin can't use the sign-in of this browser"
+            detail = "a page from another origin can't use this browser's session"
             raise unauthorized(detail, hint="open the address from a page of this server")
         valid = [
             session

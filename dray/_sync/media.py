@@ -1,5 +1,5 @@
 # Written by `make blocking` from dray/_async/media.py: change that file instead.
-"""The media of jobs: histograms, pictures and other values that are no numbers."""
+"""The media of jobs: histograms, pictures and other values that are not numbers."""
 
 from __future__ import annotations
 

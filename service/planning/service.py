@@ -291,8 +291,8 @@ def _auto(spec: JobSpec) -> str:
 
 
 def _least_memory(best: Candidate, shapes: Shapes) -> int | None:
-    """Return the bytes that a rank needs regardless of the data; None if the plan assumes anything
-    other than the length of a base model's rows."""
+    """Return the bytes that a rank needs whatever the data is. Return None if the plan makes an
+    assumption about the data, other than the length of a base model's rows."""
     if shapes.base is not None:
         return memory_of(best.spec, replace(shapes, length=LEAST_LENGTH)).total
     return None if shapes.assumed else best.memory.total

@@ -1,7 +1,7 @@
 """Use cases of the registry of models: register, list, show, move aliases, delete.
 
-All users see all models, as they see all jobs. Only the owner of a model, who registered its first
-version, and admins may add versions, change cards, move aliases and delete.
+All users see all models, as they see all jobs. Only admins and the owner of a model (the user who
+registered its first version) may add and delete versions, change cards, and move aliases.
 """
 
 from __future__ import annotations

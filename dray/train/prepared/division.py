@@ -36,7 +36,7 @@ class Axes:
 
     @property
     def num_shares(self) -> int:
-        """Number of shares of a global batch. Ranks along the tensor axis compute the same
+        """Number of shares of a global batch. Ranks along the tensor axis process the same
         samples."""
         return self.data * self.shard
 

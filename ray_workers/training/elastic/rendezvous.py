@@ -203,7 +203,7 @@ class RendezvousHandler:
         self._continued = continued
 
     def park_if_replaced(self) -> None:
-        """Never return if another thread continues the training of the calling thread."""
+        """Block forever if another thread has taken over training from the calling thread."""
         with self._handover:
             is_replaced = not self._training.is_current()
         if is_replaced:

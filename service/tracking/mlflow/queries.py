@@ -165,7 +165,7 @@ class MlflowQueries:
     async def history(
         self, job_id: str, key: str, max_results: int, token: str | None
     ) -> HistoryPage:
-        """Return the points of a metric of rank 0 in order, each with its time."""
+        """Return the points that rank 0 reported for a metric, in order, each with its time."""
         scope = f"{_SCOPE}:{job_id}:{key}"
         after_step = -1 if token is None else decode_cursor(scope, token)
         if not _is_position(after_step, -1):

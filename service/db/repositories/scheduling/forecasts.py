@@ -156,8 +156,8 @@ def settle(session: Session) -> None:
 
 
 def settled(session: Session, since: datetime, most: int) -> Sequence[Row[Any]]:
-    """Return (of, first_made_at, first_expected_at, came_at) of the latest `most` events that
-    happened after `since`."""
+    """Return (of, first_made_at, first_expected_at, came_at) for each of the latest events after
+    `since`, at most `most`."""
     c = table_of(ForecastRow).c
     names = ("of", "first_made_at", "first_expected_at", "came_at")
     query: Select[Any] = (

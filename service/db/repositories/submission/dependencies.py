@@ -64,7 +64,8 @@ def _all_open() -> Select[Any]:
 
 
 def waiters(session: Session, units: Collection[str]) -> set[str]:
-    """Return the jobs and arrays among `units` that, as a whole, wait for other jobs or arrays."""
+    """Return the jobs and arrays among `units` that wait for other jobs or arrays, and not element
+    by element."""
     return {
         waiter
         for some in in_chunks(sorted(units), CHUNK)

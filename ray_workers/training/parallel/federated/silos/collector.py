@@ -131,7 +131,7 @@ class RoundNotices:
             self._reported, self._not_before = found, now + NOTICE_S
 
     def end(self) -> None:
-        """Report the end of the round, if the round was reported."""
+        """Report the end of the round, if its start was reported."""
         if self._reported is not None:
             self._report(replace(self._reported, missing=[]))
             self._reported = None
