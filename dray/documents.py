@@ -30,8 +30,8 @@ class _Loader(yaml.SafeLoader):
     def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
         # The scanner would take seconds for thousands of open brackets.
         if self.flow_level > MAX_DEPTH:
-            raise yaml.scanner.ScannerError(None, None, TOO_DEEP, self.get_mark())  # type: ignore[no-untyped-call]
-        super().fetch_flow_collection_start(token)  # type: ignore[misc]
+            raise yaml.scanner.ScannerError(None, None, TOO_DEEP, self.get_mark())
+        super().fetch_flow_collection_start(token)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         if node.tag not in _TAGS:
