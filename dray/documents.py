@@ -14,14 +14,34 @@ import yaml
 
 from dray.code.local import packed_code, with_upload
 from dray.errors import SpecError
+from dray.input.validation import MAX_DEPTH, TOO_DEEP
 from dray.spec import JobSpec
 
 MAX_DOCUMENT_BYTES = 1 << 20
+_TAGS = frozenset(
+    f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str", "int", "float", "bool", "null")
+)
 
 
 class _Loader(yaml.SafeLoader):
-    """Loads only plain data, and refuses duplicate keys. PyYAML would silently use the last value
-    of a duplicate key."""
+    """Loads only the data that JSON has, and refuses duplicate keys. PyYAML would silently use the
+    last value of a duplicate key."""
+
+    def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
+        # The scanner would take seconds for thousands of open brackets.
+        if self.flow_level > MAX_DEPTH:
+            raise yaml.scanner.ScannerError(None, None, TOO_DEEP, self.get_mark())
+        super().fetch_flow_collection_start(token)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if node.tag not in _TAGS:
+            message = f"the tag {node.tag[:100]!r} is not allowed"
+            raise yaml.constructor.ConstructorError(None, None, message, node.start_mark)
+        try:
+            return super().construct_object(node, deep)
+        except (LookupError, ValueError):  # `!!int x`, or more digits than int() reads
+            message = f"{str(node.value)[:40]!r} can't be read as a value of its type"
+            raise yaml.constructor.ConstructorError(None, None, message, node.start_mark) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
@@ -41,9 +61,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.events.AliasEvent):
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.composer.ComposerError(
-                None, None, "aliases (*name) are not allowed in a job document", mark
-            )
+            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not allowed", mark)
         return super().compose_node(parent, index)
 
 
@@ -83,7 +101,8 @@ def parse_yaml(text: str, *, source: str) -> Any:
         mark = error.problem_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise SpecError(f"{source}{where}: {error.problem}") from None
-    except (yaml.YAMLError, RecursionError) as error:
+    # An escape such as "\UFFFFFFFF" is beyond the range of chr().
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         raise SpecError(f"{source} is not YAML or JSON: {error}") from None
 
 

@@ -46,6 +46,8 @@ class ExperimentRequest(Document):
     def _something(self) -> Self:
         if not self.model_fields_set:
             raise ValueError(f"specify at least one of {', '.join(type(self).model_fields)}")
+        if len(set(self.pinned)) < len(self.pinned):
+            raise ValueError("`pinned` contains a job twice")
         return self
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -14,7 +15,7 @@ from service.db.models import JobRow
 from service.db.repositories.catalog import packages as packages_repository
 from service.db.session import Database
 from service.domain.errors import CodeNotFound, NotComparable
-from service.domain.tracking.line_diff import is_binary, line_diff
+from service.domain.tracking.line_diff import MAX_EDITS, is_binary, line_diff
 from service.domain.tracking.sources import data_of, git_of
 from service.jobs.queries import Queries
 from service.jobs.service import found
@@ -28,6 +29,10 @@ MAX_READ_BYTES: Final = 16 << 20
 """Maximum number of bytes of files that are read for a response."""
 MAX_TEXT: Final = 1 << 20
 """Maximum number of characters of changed lines in a response."""
+MAX_WORK: Final = 10 * MAX_EDITS**2
+"""Maximum sum of the squares of the numbers of edits that are searched for in a response, which is
+the work of 10 files whose lines are moved too often. In further files, the lines between the first
+and the last difference count as replaced."""
 
 
 class Changes:
@@ -105,10 +110,11 @@ class Changes:
             return about.model_copy(update={"left_out": "large"})
         if not budget.has_bytes(sum(sizes)):
             return about.model_copy(update={"left_out": "limit"})
-        contents = [await self._content(side) for side in (old, new)]
-        if any(map(is_binary, contents)):
+        before, after = await self._content(old), await self._content(new)
+        if is_binary(before) or is_binary(after):
             return about.model_copy(update={"left_out": "binary"})
-        diff = await asyncio.to_thread(line_diff, *contents)
+        diff = await asyncio.to_thread(line_diff, before, after, budget.max_edits)
+        budget.spend(diff.num_tried)
         counts = {"num_added": diff.num_added, "num_removed": diff.num_removed}
         if not budget.has_text(len(diff.text)):
             return about.model_copy(update={**counts, "left_out": "limit"})
@@ -122,7 +128,15 @@ class _Budget:
     """Tracks how much a response may still read and contain."""
 
     def __init__(self) -> None:
-        self._bytes, self._text = MAX_READ_BYTES, MAX_TEXT
+        self._bytes, self._text, self._work = MAX_READ_BYTES, MAX_TEXT, MAX_WORK
+
+    @property
+    def max_edits(self) -> int:
+        """Maximum number of edits of a file that may be searched for."""
+        return min(MAX_EDITS, math.isqrt(self._work))
+
+    def spend(self, num_edits: int) -> None:
+        self._work -= num_edits**2
 
     def has_bytes(self, number: int) -> bool:
         self._bytes -= number

@@ -30,19 +30,26 @@ class LineDiff:
     text: str
     """Hunks in the format of `diff -u`, without the names of the files; empty if the versions are
     equal. Bytes that are not UTF-8 are replaced with U+FFFD."""
+    num_tried: int
+    """Number of edits up to which a common subsequence was searched for. The search took time
+    proportional to its square."""
 
 
 def is_binary(content: bytes) -> bool:
     return b"\0" in content[:BINARY_WITHIN]
 
 
-def line_diff(old: bytes, new: bytes) -> LineDiff:
-    """Compare two versions of a text file. As for Git, lines end only with a newline character."""
+def line_diff(old: bytes, new: bytes, max_edits: int = MAX_EDITS) -> LineDiff:
+    """Compare two versions of a text file. As for Git, lines end only with a newline character.
+
+    max_edits: as MAX_EDITS.
+    """
     before, after = _lines(old), _lines(new)
-    kept = list(_kept(before, after))
+    kept, num_tried = _kept(before, after, max_edits)
     rows = list(_rows(len(before), len(after), kept))
     hunks = [_hunk(before, after, some) for some in _with_context(rows)]
-    return LineDiff(len(after) - len(kept), len(before) - len(kept), "".join(hunks))
+    num_added, num_removed = len(after) - len(kept), len(before) - len(kept)
+    return LineDiff(num_added, num_removed, "".join(hunks), num_tried)
 
 
 def _lines(content: bytes) -> list[bytes]:
@@ -50,11 +57,13 @@ def _lines(content: bytes) -> list[bytes]:
     return [line + b"\n" for line in lines] + ([rest] if rest else [])
 
 
-def _kept(before: Sequence[bytes], after: Sequence[bytes]) -> Iterator[Pair]:
-    """Yield the positions of the lines that stay, in their order."""
+def _kept(
+    before: Sequence[bytes], after: Sequence[bytes], max_edits: int
+) -> tuple[list[Pair], int]:
+    """Return the positions of the lines that stay, in their order, and the number of edits that
+    were tried."""
     most = min(len(before), len(after))
     start = next((n for n in range(most) if before[n] != after[n]), most)
-    yield from ((n, n) for n in range(start))
     most -= start
     end = next((n for n in range(most) if before[-1 - n] != after[-1 - n]), most)
     olds, news = range(start, len(before) - end), range(start, len(after) - end)
@@ -63,18 +72,21 @@ def _kept(before: Sequence[bytes], after: Sequence[bytes]) -> Iterator[Pair]:
     olds_of_both = [n for n in olds if before[n] in both]
     news_of_both = [n for n in news if after[n] in both]
     old_lines, new_lines = [before[n] for n in olds_of_both], [after[n] for n in news_of_both]
-    for x, y in _common(old_lines, new_lines):
-        yield olds_of_both[x], news_of_both[y]
-    yield from ((len(before) - n, len(after) - n) for n in range(end, 0, -1))
+    common, num_tried = _common(old_lines, new_lines, max_edits)
+    kept = [(n, n) for n in range(start)]
+    kept += [(olds_of_both[x], news_of_both[y]) for x, y in common]
+    kept += [(len(before) - n, len(after) - n) for n in range(end, 0, -1)]
+    return kept, num_tried
 
 
-def _common(a: Sequence[bytes], b: Sequence[bytes]) -> list[Pair]:
-    """Return the positions of a longest common subsequence; nothing if it requires more than
-    MAX_EDITS edits."""
+def _common(a: Sequence[bytes], b: Sequence[bytes], max_edits: int) -> tuple[list[Pair], int]:
+    """Return the positions of a longest common subsequence, and its number of edits; no positions
+    if it requires more than `max_edits` edits."""
     # reached[d][t] is the furthest position in `a` on the diagonal 2 * t - d after d edits. A
     # diagonal is a position in `a` minus a position in `b`.
     reached: list[list[int]] = []
-    for num_edits in range(min(len(a) + len(b), MAX_EDITS) + 1):
+    most = min(len(a) + len(b), max_edits)
+    for num_edits in range(most + 1):
         row: list[int] = []
         for t in range(num_edits + 1):
             x = _begin(reached[-1], t) if reached else 0
@@ -83,9 +95,9 @@ def _common(a: Sequence[bytes], b: Sequence[bytes]) -> list[Pair]:
                 x, y = x + 1, y + 1
             row.append(x)
             if x >= len(a) and y >= len(b):
-                return _path([*reached, row], x, y)
+                return _path([*reached, row], x, y), num_edits
         reached.append(row)
-    return []
+    return [], most
 
 
 def _begin(previous: Sequence[int], t: int) -> int:

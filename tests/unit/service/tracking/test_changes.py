@@ -240,6 +240,18 @@ async def test_large_files_and_too_many_are_named_but_not_drawn(
     assert (diff.files[3].num_added, diff.files[3].text) == (1, None)
 
 
+async def test_the_work_for_many_files_is_limited(
+    service: Service, found: Changes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a file, 8 edits are needed; the lines of later files count as replaced."""
+    monkeypatch.setattr(changes, "MAX_WORK", 2 * 8**2 + 3)
+    old, new = b"a\nb\nc\nd\nx\n", b"x\nd\nc\nb\na\n"
+    names = [f"{name}.txt" for name in "abcd"]
+    jobs = [await job_with(service, dict.fromkeys(names, (text, False))) for text in (old, new)]
+    files = (await found.between(*jobs)).code.files
+    assert [file.num_added for file in files] == [4, 4, 5, 5]
+
+
 async def test_a_job_is_compared_with_another_one_that_exists(
     service: Service, found: Changes
 ) -> None:

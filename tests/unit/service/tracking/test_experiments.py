@@ -147,6 +147,7 @@ async def test_what_is_stored_outlives_the_jobs(service: Service, experiments: E
         ({"notes": "x" * 65_537}, "65536 characters"),
         ({"notes": None}, "string"),
         ({"pinned": ["x"]}, "pattern"),
+        ({"pinned": ["job-1", "job-2", "job-1"]}, "`pinned` contains a job twice"),
         ({"pinned": [f"job-{n}" for n in range(MAX_PINNED + 1)]}, "at most 20"),
         ({"versions": 1}, "Extra inputs"),
     ],
