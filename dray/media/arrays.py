@@ -53,11 +53,11 @@ def histogram(given: Any) -> dict[str, Any]:
 def _histogram_on_device(tensor: Any) -> dict[str, Any]:
     """Count a tensor's elements on its own device, so that only the counts are copied."""
     values = tensor.flatten()
+    if values.element_size() < 4:  # torch has few operations on small floats
+        values = values.float()
     finite = values[values.isfinite()]
     if not finite.numel():
         raise ValueError("the histogram has no finite values")
-    if finite.element_size() < 4:
-        finite = finite.float()
     edges = _edges(float(finite.min()), float(finite.max()))
     width = float(edges[-1] - edges[0])
     if not 1e-30 < width < 1e30:  # out of range for 32-bit arithmetic
@@ -97,8 +97,9 @@ def _histogram(counts: Array, edges: Array, num_left_out: int) -> dict[str, Any]
 
 
 def _counts(given: Array) -> Array:
-    if not (np.isfinite(given).all() and (given >= 0).all() and (given <= 2**53).all()):
-        raise ValueError("counts must be from 0 to 2**53")
+    is_whole = np.isfinite(given).all() and (given == np.floor(given)).all()
+    if not (is_whole and (given >= 0).all() and (given <= np.float64(2**53)).all()):
+        raise ValueError("counts must be whole numbers from 0 to 2**53, not densities")
     return given.astype(np.int64)
 
 
@@ -117,7 +118,7 @@ def confusion_matrix(given: Any, classes: Sequence[str] | None) -> dict[str, Any
             raise ValueError("the confusion matrix has no labels")
         if not (np.isfinite(both).all() and (both == np.floor(both)).all() and (both >= 0).all()):
             raise ValueError("labels and predictions must be the numbers of classes, from 0")
-        highest = float(both.max(initial=-1))
+        highest = float(both.max()) if both.size else -1.0
         size = int(min(highest, 2**53)) + 1 if classes is None else len(classes)
         if highest >= size:
             raise ValueError(f"class {highest:g} has no name: there are {size} names of classes")

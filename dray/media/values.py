@@ -40,7 +40,11 @@ class Converted:
 def convert(kind: MediaKind, given: Any) -> Converted:
     """Return the value of a record. Raises ValueError, and TypeError for an object that can't be a
     value of this kind."""
-    converted = _CONVERTERS[kind](given)
+    try:
+        converted = _CONVERTERS[kind](given)
+    except (RuntimeError, ArithmeticError, MemoryError) as error:
+        # Such as the errors of torch for sparse tensors, and for a GPU without free memory.
+        raise ValueError(f"{type(error).__name__}: {error}") from error
     if len(json.dumps(converted.value)) > MAX_VALUE_BYTES:
         raise ValueError(f"it has more than {MAX_VALUE_BYTES:,} bytes")
     return converted

@@ -41,7 +41,7 @@ class SlotHistory:
         found: dict[int, float] = {}
         for begin, end, num in pieces:
             index = max(0, bisect_right(bounds, begin) - 1)
-            while num and index < len(bounds) - 1 and bounds[index] < end:
+            while total and index < len(bounds) - 1 and bounds[index] < end:
                 inside = min(end, bounds[index + 1]) - max(begin, bounds[index])
                 found[index] = found.get(index, 0.0) + num * inside / total
                 index += 1

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
 from itertools import pairwise
+from statistics import median_low
 from typing import Literal
 from zoneinfo import ZoneInfo
 
@@ -28,7 +29,7 @@ IDLE_BELOW = 0.05
 """A GPU is idle while a kernel runs on it for less than this fraction of the time."""
 MAX_GAP = 3
 """A sample covers the time since the previous sample, unless this time is longer than MAX_GAP times
-the shortest time between two of the samples."""
+the median time between two of the samples."""
 
 Per = Literal["hour", "day"]
 MAX_DAYS: Mapping[Per, int] = {"hour": 31, "day": 366}
@@ -147,7 +148,7 @@ def measured(times: Sequence[int], uses: Sequence[float]) -> Iterator[tuple[int,
     gaps = [after - before for before, after in pairwise(times)]
     if not gaps:
         return
-    shortest = min(gaps)
-    for at, gap, use in zip(times, [shortest, *gaps], uses, strict=True):
-        if gap <= MAX_GAP * shortest and use == use:
+    usual = median_low(gaps)
+    for at, gap, use in zip(times, [usual, *gaps], uses, strict=True):
+        if gap <= MAX_GAP * usual and use == use:
             yield at // QUARTER_S, float(gap), use < IDLE_BELOW

@@ -82,6 +82,11 @@ def test_a_tensor_with_the_largest_floats_has_a_histogram() -> None:
     assert sum(found["counts"]) == 3
 
 
+def test_small_floats_have_a_histogram() -> None:
+    found = value_of(MediaKind.HISTOGRAM, torch.tensor([0.5, 2.0]).to(torch.float8_e4m3fn))
+    assert (sum(found["counts"]), found["edges"][0], found["edges"][-1]) == (2, 0.5, 2.0)
+
+
 def test_counts_and_edges_of_numpy_are_taken() -> None:
     found = value_of(MediaKind.HISTOGRAM, np.histogram([1, 2, 3, 3], bins=[0, 2, 3.5]))
     assert found["counts"] == [1, 3]
@@ -104,6 +109,13 @@ def test_confusion_matrices_are_those_of_a_loop(seed: int) -> None:
     assert value_of(MediaKind.CONFUSION_MATRIX, counted)["counts"] == counted
     with_names = {"counts": np.array(counted), "classes": names}
     assert value_of(MediaKind.CONFUSION_MATRIX, with_names) == found
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "uint64", "float16"])
+def test_labels_of_any_type_are_counted(dtype: str) -> None:
+    labels, predictions = np.array([1, 0, 1], dtype), np.array([1, 1, 1], dtype)
+    found = value_of(MediaKind.CONFUSION_MATRIX, (labels, predictions))
+    assert found["counts"] == [[0, 1], [0, 2]]
 
 
 def slow_curve(labels: list[int], scores: list[float]) -> list[tuple[float, int, int]]:
@@ -267,6 +279,9 @@ BAD = {
     "a negative class": (MediaKind.CONFUSION_MATRIX, ([-1], [1])),
     "a class without a name": (MediaKind.CONFUSION_MATRIX, ([0], [1], ["a"])),
     "too many classes": (MediaKind.CONFUSION_MATRIX, ([0], [10**9])),
+    "densities": (MediaKind.HISTOGRAM, np.histogram([1, 2, 4], density=True)),
+    "a sparse tensor": (MediaKind.HISTOGRAM, torch.eye(3).to_sparse()),
+    "an infinite rate": (MediaKind.AUDIO, ([0.0], math.inf)),
     "no square": (MediaKind.CONFUSION_MATRIX, [[1, 2]]),
     "labels that are no labels": (MediaKind.ROC_CURVE, ([2, 0], [0.1, 0.2])),
     "a missing score": (MediaKind.ROC_CURVE, ([1, 0], [0.1])),

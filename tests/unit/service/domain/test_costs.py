@@ -12,6 +12,8 @@ from dray.input.units import money
 from ray_workers.shared.slices import Slice
 from service.domain.costs.budgets import QueueSpending, month_of, next_month, used_up, with_budget
 from service.domain.costs.prices import HeldOnNode, PriceRule, Prices, cost_of, unreachable
+from service.domain.costs.slot_history import SlotHistory
+from service.domain.costs.usage import quarter_bounds
 from service.domain.scheduling.policy import Grow, Node, Snapshot, Start, Stay, Wait, plan
 from service.domain.scheduling.rules.queues import Queue
 from tests.unit.service.domain.scheduling.policy.test_growth import group
@@ -24,6 +26,11 @@ def prices(*rules: tuple[Any, ...]) -> Prices:
     """For each rule, the resource, the price, and optional labels."""
     made = (PriceRule(name, price, dict(*labels)) for name, price, *labels in rules)
     return Prices("EUR", tuple(made))
+
+
+def test_an_attempt_that_held_nothing_has_no_shares() -> None:
+    at = datetime(2026, 1, 1, 12, 7, tzinfo=UTC)
+    assert SlotHistory(at, at, None).shares(quarter_bounds(at, at)) == {}
 
 
 def test_a_slot_costs_the_sum_over_its_resources() -> None:

@@ -344,3 +344,14 @@ async def test_time_without_samples_is_not_measured(service: Service) -> None:
     found = await report(service, per="hour", since=START - MINUTE)
     assert sum(found.total.gpu_hours) == pytest.approx(3640 / 3600, abs=3e-6)
     assert sum(found.total.idle_gpu_hours) == pytest.approx(30 / 3600, abs=3e-6)
+
+
+async def test_one_late_sample_does_not_hide_the_others(service: Service) -> None:
+    job_id = await on_gpus(service)
+    sampled(service, job_id, 0.0, 0.0)
+    for wait_s in (18, 2, 10, 10, 10):
+        service.advance(wait_s - 10)
+        sampled(service, job_id, 0.0)
+    service.end(job_id, 1)
+    found = await report(service, per="hour", since=START - MINUTE)
+    assert sum(found.total.idle_gpu_hours) == pytest.approx(70 / 3600, abs=3e-6)
