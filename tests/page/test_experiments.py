@@ -136,7 +136,7 @@ def test_notes_are_edited_and_another_users_notes_are_not_lost(
     page.get_by_label("Notes, in Markdown").fill("mine")
     change(site, notes="theirs")
     page.get_by_role("button", name="Save the notes").click()
-    page.get_by_text("bert has changed the notes").wait_for()
+    page.get_by_text("The notes have been changed in the meantime").wait_for()
     assert page.get_by_role("button", name="Save the notes").is_disabled()
     page.get_by_role("button", name="Replace them with mine").click()
     page.get_by_role("button", name="Save the notes").click()

@@ -19,10 +19,10 @@ export function Notes({ found, save, most, onAnswer, children }) {
   };
   return html`<div class="buttons">${children}
       ${!draft && html`<button class="quiet" onClick=${() => setDraft({ text: found.notes, before: found.notes })}>${found.notes ? 'Edit notes' : 'Write notes'}</button>`}
-      ${found.updated_at && html`<span class="soft">${found.updated_by}, ${clock(found.updated_at)}</span>`}</div>
+      ${found.updated_at && html`<span class="soft">changed by ${found.updated_by}, ${clock(found.updated_at)}</span>`}</div>
     ${!draft && found.notes && html`<div class="notes" tabindex="0" role="region" aria-label="Notes">${shown}</div>`}
     ${draft && html`<div><textarea ref=${box} rows="5" maxlength=${most} aria-label="Notes, in Markdown" value=${draft.text} onInput=${(event) => setDraft({ ...draft, text: event.target.value })}></textarea>
-      ${isOld && html`<div class="failure" role="status"><strong>${found.updated_by} has changed the notes in the meantime:</strong><p class="source">${found.notes || '(none)'}</p>
+      ${isOld && html`<div class="failure" role="status"><strong>The notes have been changed in the meantime:</strong><p class="source">${found.notes || '(none)'}</p>
         <button onClick=${() => { onAnswer(); setDraft({ ...draft, before: found.notes }); }}>Replace them with mine</button></div>`}
       <p class="buttons"><button class="primary" disabled=${isOld} onClick=${store}>Save the notes</button><button onClick=${() => { onAnswer(); setDraft(null); }}>Discard changes</button></p></div>`}`;
 }

@@ -72,8 +72,8 @@ function List() {
     <form class="toolbar" onSubmit=${choose}><label>best of the metric <input value=${typed} placeholder="val/accuracy" spellcheck="false" autocomplete="off" onInput=${(event) => setTyped(event.target.value)} /></label><button>Show</button>
       ${metric && html`<${Direction} isLess=${isLess} />`}</form>
     <div class="card"><table><thead><tr><th>Experiment</th><th class="num">Jobs</th><th>States</th><th>Newest job</th><th>Submitted</th>${metric && html`<th class="num">Best ${metric}</th>`}</tr></thead>
-      <tbody>${items.map((one) => html`<tr key=${one.name}><td>${hasPage(one.name) ? html`<a href=${link(['experiments', one.name], { metric, lower: params.get('lower') })}>${one.name}</a>` : one.name || '(no name)'}</td>
-        <td class="num">${whole(one.num_jobs)}</td><td>${statesOf(one.states)}</td><td><${JobLink} job=${{ id: one.newest_job, name: one.newest_name }} /></td><td title=${exactly(one.newest_at)}>${clock(one.newest_at)}</td>
+      <tbody>${items.map((one) => html`<tr key=${one.name}><td class="named">${hasPage(one.name) ? html`<a href=${link(['experiments', one.name], { metric, lower: params.get('lower') })}>${one.name}</a>` : one.name || '(no name)'}</td>
+        <td class="num">${whole(one.num_jobs)}</td><td>${statesOf(one.states)}</td><td class="named"><${JobLink} job=${{ id: one.newest_job, name: one.newest_name }} /></td><td title=${exactly(one.newest_at)}>${clock(one.newest_at)}</td>
         ${metric && html`<td class="num"><${BestOf} group=${best.found.get(one.name)} /></td>`}</tr>`)}</tbody></table>
       ${cursor && html`<p><button onClick=${more}>Show more</button></p>`}</div>`}</section>`;
 }
@@ -144,7 +144,7 @@ function Experiment({ name }) {
     if (refusal && newest.notes !== found.notes) throw refusal;
     return { notes };
   });
-  if (!found) return html`<h1>${name}</h1>${error ? html`<${Failure} error=${error} />` : html`<${Loading} />`}`;
+  if (!found) return html`<header class="head"><h1>${name}</h1><a class="button" href=${link(['experiments'])}>All experiments</a></header>${error ? html`<${Failure} error=${error} />` : html`<${Loading} />`}`;
   return html`<section aria-labelledby="title"><header class="head"><h1 id="title">${name}</h1><span class="soft">${plural(found.num_jobs, 'job')}${isOver(found.states) ? '' : ', not all have ended'}</span>
       <span class="buttons"><a class="button" href=${link(['experiments'])}>All experiments</a><a class="button" href=${link(['jobs'], { label: `experiment=${name}` })}>All jobs in the list</a></span></header>
     <${Failure} error=${failed ?? error} />
@@ -186,7 +186,7 @@ function Leaderboard({ name, found, metric, isLess, store }) {
     <h2>${metric ? `The best runs by ${metric}` : 'The newest runs'}</h2>
     <div class="card"><table class="leaders"><thead><tr>${metric && html`<th class="num">#</th>`}<th>Job</th><th>State</th>${metric && html`<th class="num">${isLess ? 'Lowest' : 'Highest'}</th>`}${pointers.map((pointer, n) => html`<th key=${pointer} class="num" title=${pointer}>${titles[n]}</th>`)}<th class="num">Cost</th><th class="num">Ran</th><td></td></tr></thead>
       <tbody>${runs.map((job) => html`<tr key=${job.id} class=${job.id === found.baseline ? 'baseline' : ''}>${metric && html`<td class="num">${rankOf(ranked, job, column)}</td>`}
-        <td><${JobLink} job=${job} /> <${Variant} job=${job} />${found.pinned.includes(job.id) && html` <span class="label">pinned</span>`}${job.id === found.baseline && html` <strong class="note">baseline</strong>`} <${Tags} tags=${job.tags} /></td><td><${State} job=${job} /></td>
+        <td class="named"><${JobLink} job=${job} /> <${Variant} job=${job} />${found.pinned.includes(job.id) && html` <span class="label">pinned</span>`}${job.id === found.baseline && html` <strong class="note">baseline</strong>`} <${Tags} tags=${job.tags} /></td><td><${State} job=${job} /></td>
         ${metric && html`<td class="num">${number(job.values?.[column])}</td>`}${pointers.map((pointer) => html`<td key=${pointer} class="num">${valueText(valueOf(job.id, pointer))}</td>`)}
         <td class="num">${costOf(job) ?? '–'}</td><td class="num">${job.started_at ? duration(seconds(job.started_at, job.finished_at ?? now)) : '–'}</td>
         <td class="num"><span class="acts">${other && other !== job.id && html`<a href=${toDiff(job.id)} style=${IN_TEXT} aria-label=${`What changed from the ${found.baseline ? 'baseline' : 'best'} to ${nameOf(job)}`}>changes</a>`}

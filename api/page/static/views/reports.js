@@ -25,7 +25,6 @@ export function ReportsPage({ path }) {
 
 function List() {
   const { items, error, more } = usePages('v1/reports');
-  useEffect(() => { document.title = 'Reports - dray'; }, []);
   return html`<section aria-labelledby="title"><header class="head"><h1 id="title">Reports</h1><a class="button" href=${link(['reports', NEW])}>New report</a></header>
     <${Failure} error=${error} />
     ${!items ? !error && html`<${Loading} />` : items.length === 0
