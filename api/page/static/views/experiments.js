@@ -151,7 +151,7 @@ function Experiment({ name }) {
     <section class="card annotations" aria-label="Notes of the experiment"><h2 class="minor">Notes</h2><${Notes} found=${found} most=${MOST_NOTES} onAnswer=${() => setFailed(null)} save=${saveNotes} /></section>
     ${found.metrics.length > 0 && html`<div class="toolbar"><label>metric <select aria-label="Metric" value=${metric} onChange=${(event) => adjust({ metric: event.target.value, lower: '' })}>
       ${[...new Set([...found.metrics.map(({ key }) => key), metric])].map((key) => html`<option key=${key} value=${key}>${key}</option>`)}</select></label><${Direction} isLess=${isLess} /></div>`}
-    <${Leaderboard} name=${name} found=${found} metric=${metric} isLess=${isLess} store=${store} /></section>`;
+    <${Leaderboard} name=${name} found=${found} metric=${metric} isLess=${isLess} store=${store} shown=${failed ?? error} /></section>`;
 }
 
 // The last part of a pointer; the two last parts if another pointer ends alike.
@@ -160,8 +160,10 @@ function titlesOf(pointers) {
   return pointers.map((pointer) => (pointers.filter((other) => last(other, 1) === last(pointer, 1)).length > 1 ? last(pointer, 2) : last(pointer, 1)));
 }
 
-function Leaderboard({ name, found, metric, isLess, store }) {
-  const { runs, ranked, compared, cost, column, error } = useRuns(name, metric, isLess, found.pinned);
+// shown: an error that the page shows already.
+function Leaderboard({ name, found, metric, isLess, store, shown }) {
+  const { runs, ranked, compared, cost, column, error: raised } = useRuns(name, metric, isLess, found.pinned);
+  const error = raised?.message === shown?.message ? null : raised;
   const now = useNow(5000);
   if (!runs) return error ? html`<${Failure} error=${error} />` : html`<${Loading} />`;
   const best = metric ? ranked.find((job) => job.state !== 'FAILED' && typeof job.values?.[column] === 'number') : null;
