@@ -73,7 +73,7 @@ function List() {
       ${metric && html`<${Direction} isLess=${isLess} />`}</form>
     <div class="card"><table><thead><tr><th>Experiment</th><th class="num">Jobs</th><th>States</th><th>Newest job</th><th>Submitted</th>${metric && html`<th class="num">Best ${metric}</th>`}</tr></thead>
       <tbody>${items.map((one) => html`<tr key=${one.name}><td class="named">${hasPage(one.name) ? html`<a href=${link(['experiments', one.name], { metric, lower: params.get('lower') })}>${one.name}</a>` : one.name || '(no name)'}</td>
-        <td class="num">${whole(one.num_jobs)}</td><td>${statesOf(one.states)}</td><td class="named"><${JobLink} job=${{ id: one.newest_job, name: one.newest_name }} /></td><td title=${exactly(one.newest_at)}>${clock(one.newest_at)}</td>
+        <td class="num">${whole(one.num_jobs)}</td><td>${statesOf(one.states)}</td><td class="named"><${JobLink} job=${{ id: one.newest_job, name: one.newest_name }} /></td><td class="kept" title=${exactly(one.newest_at)}>${clock(one.newest_at)}</td>
         ${metric && html`<td class="num"><${BestOf} group=${best.found.get(one.name)} /></td>`}</tr>`)}</tbody></table>
       ${cursor && html`<p><button onClick=${more}>Show more</button></p>`}</div>`}</section>`;
 }

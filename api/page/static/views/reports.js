@@ -31,7 +31,7 @@ function List() {
       ? html`<${Empty}>There are no reports. A report is a page of text with charts and tables of runs.<//>`
       : html`<div class="card"><table><thead><tr><th>Title</th><th>Owner</th><th>Project</th><th>Changed</th></tr></thead>
       <tbody>${items.map((one) => html`<tr key=${one.id}><td class="sentence"><a href=${link(['reports', one.id])}>${one.title}</a></td><td>${one.owner}</td><td>${one.project ?? '–'}</td>
-        <td title=${exactly(one.updated_at)}>${clock(one.updated_at)}</td></tr>`)}</tbody></table><${More} more=${more} /></div>`}</section>`;
+        <td class="kept" title=${exactly(one.updated_at)}>${clock(one.updated_at)}</td></tr>`)}</tbody></table><${More} more=${more} /></div>`}</section>`;
 }
 
 const pathOf = (id) => `v1/reports/${encodeURIComponent(id)}`;
