@@ -342,7 +342,6 @@ VIEWS: Mapping[str, Mapping[str, Any]] = {
         "updated_at": STEPPED,
         "updated_by": "ann",
     },
-    "CurrentUser": {"name": "ann", "is_admin": False},
     "SignedIn": {
         "user": "ann",
         "write_key": "3wYtR6uJ5eFgA0pLsVxNo8cZq4hS1l0dQm2bX7vT9nK",

@@ -7,14 +7,6 @@ from datetime import datetime
 from dray.views.base import View
 
 
-class CurrentUser(View):
-    """The user who makes the request."""
-
-    name: str
-    is_admin: bool
-    """Whether the user may change queues, and objects of other users."""
-
-
 class SignedIn(View):
     """A browser that stays signed in. Its cookie, which the response sets, permits reading."""
 

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 pytestmark = [IN_BROWSER, SOAK]
 
 SERIOUS = ("serious", "critical")
+IS_IN_SIGHT = """() => {
+  const bar = document.querySelector('nav').getBoundingClientRect();
+  const link = document.querySelector('nav [aria-current]')?.getBoundingClientRect();
+  return !link || (link.left >= bar.left - 1 && link.right <= bar.right + 1);
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -130,14 +135,22 @@ def test_axe_finds_nothing_serious(
 
 
 def test_a_phone_shows_all_without_scrolling_sideways(
-    site: Site, places: list[tuple[str, str]], tab: Watched
+    site: Site, server: LiveServer, places: list[tuple[str, str]], tab: Watched
 ) -> None:
     tab.statuses |= {404, 422}
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    server.ask("PUT", f"/v1/views/{'v' * 63}", json={"query": {}}, headers=headers)
+    written(server, "t" * 200, "")
     long = site.submit("x" * 63, labels={"k" * 63: "v" * 63}, owner="o" * 60)
     tab.page.set_viewport_size({"width": 320, "height": 640})
     beside = {}
-    for place, selector in [*places, (f"jobs/{long}", ".fact")]:
+    for place, selector in [
+        *places,
+        (f"jobs/{long}", ".fact"),
+        (f"jobs?view=ann/{'v' * 63}", ".view"),
+    ]:
         page = tab.open(place)
         page.locator(selector).first.wait_for(state="attached")
         beside[place] = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert page.evaluate(IS_IN_SIGHT), f"{place}: the link of the current place is not in sight"
     assert not {place: pixels for place, pixels in beside.items() if pixels}

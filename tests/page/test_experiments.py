@@ -95,6 +95,10 @@ def test_an_experiment_is_found_with_its_best_run(
     page.go_back()
     page.go_back()
     wait_until(lambda: first(tab) == "wide-4", "Back undoes the choices")
+    assert page.title() == f"{NAME} - dray"
+    page.get_by_role("link", name="All experiments").click()
+    page.get_by_role("heading", name="Experiments").wait_for()
+    wait_until(lambda: page.title() == "Experiments - dray", "the list has its own title")
 
 
 def test_runs_are_pinned_and_compared_with_the_baseline(
@@ -119,6 +123,18 @@ def test_runs_are_pinned_and_compared_with_the_baseline(
     wait_until(lambda: first(tab) == "wide-4", "unpinned")
 
 
+def test_two_users_who_pin_at_once_lose_nothing(site: Site, tab: Watched, jobs: list[str]) -> None:
+    tab.statuses = {412}
+    page = tab.open(f"{PLACE}?metric=val%2Faccuracy")
+    page.get_by_role("button", name="Pin wide-3").wait_for()
+    change(site, pinned=[jobs[2]])
+    page.get_by_role("button", name="Pin wide-3").click()
+    wait_until(lambda: first(tab) == "wide-2", "the other user's pin comes first")
+    assert run(site.experiments.get(NAME)).pinned == [jobs[2], jobs[3]]
+    assert page.locator(".failure").count() == 0
+    change(site, pinned=[])
+
+
 def test_notes_are_edited_and_another_users_notes_are_not_lost(
     site: Site, tab: Watched, jobs: list[str]
 ) -> None:
@@ -130,13 +146,14 @@ def test_notes_are_edited_and_another_users_notes_are_not_lost(
     page.get_by_role("button", name="Save the notes").click()
     notes = page.get_by_role("region", name="Notes", exact=True)
     notes.wait_for()
+    assert page.locator(":focus").inner_text() == "Edit notes"
     assert notes.locator("strong").inner_text() == "wide"
     assert EVIL in notes.inner_text()
     page.get_by_role("button", name="Edit notes").click()
     page.get_by_label("Notes, in Markdown").fill("mine")
     change(site, notes="theirs")
     page.get_by_role("button", name="Save the notes").click()
-    page.get_by_text("bert has changed the notes").wait_for()
+    page.get_by_text("The notes have been changed in the meantime").wait_for()
     assert page.get_by_role("button", name="Save the notes").is_disabled()
     page.get_by_role("button", name="Replace them with mine").click()
     page.get_by_role("button", name="Save the notes").click()

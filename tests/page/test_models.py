@@ -97,7 +97,7 @@ def test_aliases_are_moved_by_those_who_may(server: LiveServer, tab: Watched) ->
     remove.wait_for(state="detached")
     assert aliases_of(server) == {}
 
-    page.route("**/session", lambda route: route.fulfill(json={"name": "bob", "is_admin": False}))
+    page.route("**/caller", lambda route: route.fulfill(json={"name": "bob", "is_admin": False}))
     page.reload()
     page.get_by_text("Only ann, the owner, and admins can move aliases.").wait_for()
     assert aliases.get_by_role("textbox").count() == 0

@@ -128,7 +128,7 @@ def test_tags_and_notes_are_changed_and_nobodys_are_lost(site: Site, tab: Watche
     page.get_by_label("Notes, in Markdown").fill(f"mine {EVIL}")
     site.annotate(job_id, notes="theirs", add_tags=["theirs"])
     page.get_by_role("button", name="Save the notes").click()
-    is_shown(page, "bert has changed the notes in the meantime:")
+    is_shown(page, "The notes have been changed in the meantime:")
     is_shown(page, "theirs", ".annotations .failure .source")
     page.get_by_role("button", name="Replace them with mine").click()
     page.get_by_role("button", name="Save the notes").click()

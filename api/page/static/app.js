@@ -3,7 +3,7 @@
 import { address, link } from './lib/address.js';
 import { asksForToken, connection, hasToken } from './lib/api.js';
 import { duration } from './lib/format.js';
-import { html, render, useEffect, useErrorBoundary, useState } from './lib/html.js';
+import { html, render, useEffect, useErrorBoundary, useRef, useState } from './lib/html.js';
 import { repeat, useNow } from './lib/live.js';
 import { useStore } from './lib/stores.js';
 import { Loading } from './parts/common.js';
@@ -26,6 +26,8 @@ const PLACES = [['jobs', 'Jobs'], ['experiments', 'Experiments'], ['models', 'Mo
 const TITLES = { ...Object.fromEntries(PLACES), compare: 'Compare', diff: 'What changed', views: 'View' };
 // Views that belong to the list of jobs.
 const OF_JOBS = ['job', 'compare', 'diff', 'views'];
+// Places with a view of one object.
+const OF_ONE = ['models', 'experiments', 'reports'];
 
 function placeOf([first, second]) {
   if (!first || (first === 'jobs' && !second)) return 'jobs';
@@ -90,15 +92,19 @@ function App() {
   const asked = useStore(asksForToken);
   const signedIn = useStore(hasToken);
   const place = OF_JOBS.includes(placeOf(path)) ? 'jobs' : placeOf(path);
+  const nav = useRef(null);
+  // The view of one object sets the title itself.
+  const isOfOne = placeOf(path) === 'job' ? isJobId(path[1]) : Boolean(path[1]) && OF_ONE.includes(place);
   useEffect(() => scrollTo(0, 0), [path.join('/')]);
   useEffect(() => {
-    // The title of a job's page is set by the page itself.
-    if (placeOf(path) !== 'job') document.title = `${TITLES[placeOf(path)] ?? 'Not found'} - dray`;
-  }, [placeOf(path)]);
+    if (!isOfOne) document.title = `${TITLES[placeOf(path)] ?? 'Not found'} - dray`;
+  }, [placeOf(path), isOfOne]);
+  // A phone shows only some of the places.
+  useEffect(() => nav.current.querySelector('[aria-current]')?.scrollIntoView({ block: 'nearest', inline: 'center' }), [place]);
   return html`
     <a class="skip" href="#content" onClick=${(event) => { event.preventDefault(); document.getElementById('content').focus(); }}>Skip to the content</a>
     <header class="top"><a class="brand" href=${link(['jobs'])}>dray</a>
-      <nav aria-label="Pages">${PLACES.map(([name, title]) => html`<a key=${name} href=${link([name])} aria-current=${place === name ? 'page' : undefined}>${title}</a>`)}
+      <nav aria-label="Pages" ref=${nav}>${PLACES.map(([name, title]) => html`<a key=${name} href=${link([name])} aria-current=${place === name ? 'page' : undefined}>${title}</a>`)}
         <a href="manual/" target="_blank" rel="noopener">Manual</a>
         <a href="docs" target="_blank" rel="noopener">API</a></nav>
       ${signedIn && html`<${SignOut} />`}

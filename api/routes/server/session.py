@@ -1,4 +1,4 @@
-"""/session: shows who is signed in; a browser stays signed in, or signs out.
+"""/session: a browser stays signed in, or signs out.
 
 The route is not under `/v1`, because the browser sends the cookie only with addresses in the folder
 of the route.
@@ -11,7 +11,7 @@ from typing import Annotated
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as QueryParameters
 
-from api.context import Caller, NoParameters, Query, TheCaller, TheContext
+from api.context import Caller, NoParameters, Query, TheContext
 from api.http.caching import fresh
 from api.problems import declare
 from dray import views
@@ -22,18 +22,6 @@ router = APIRouter(prefix="/session", tags=["sign-in"])
 class SignOutQuery(Query):
     everywhere: bool = False
     """Also sign out the caller's other browsers."""
-
-
-@router.get(
-    "",
-    operation_id="get_current_user",
-    response_model=views.CurrentUser,
-    dependencies=[NoParameters],
-    responses=declare("invalid_parameter"),
-)
-async def current_user(caller: TheCaller) -> Response:
-    """Show the name of the caller, and whether the caller is an admin."""
-    return fresh(views.CurrentUser(name=caller.name, is_admin=caller.is_admin), 200)
 
 
 @router.post(

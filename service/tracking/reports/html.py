@@ -57,6 +57,7 @@ svg .head{{font-size:14px;font-weight:600}}
 svg .head,svg .label{{fill:var(--fg)}}svg path{{fill:none;stroke-linejoin:round}}
 svg .grid{{stroke:var(--line)}}
 {"".join(f".c{n}{{stroke:var(--c{n})}}circle.c{n}{{fill:var(--c{n})}}" for n in range(20))}
+@media screen{{th,td{{overflow-wrap:normal}}td:has(small){{min-width:9rem;overflow-wrap:anywhere}}}}
 @media print{{body{{max-width:none;padding:0}}a{{color:inherit}}}}
 """
 _HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()

@@ -93,7 +93,7 @@ export async function send(method, path, { query, body, headers = {}, signal, wi
   } catch (error) {
     if (error instanceof Problem || signal?.aborted) throw error;
     noticeSilence();
-    throw new Unreachable('the server does not answer');
+    throw new Unreachable('the server did not answer');
   } finally {
     clearTimeout(timer);
   }

@@ -2,11 +2,14 @@
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from '../lib/html.js';
 
+// The text between backticks is code.
+const withCode = (text) => text.split('`').map((part, n) => (n % 2 ? html`<code key=${n}>${part}</code>` : part));
+
 export function Failure({ error, retry }) {
   if (!error) return null;
   return html`<div class="failure" role="alert">
     <strong>${error.message}</strong>
-    ${error.hint && html`<span> ${error.hint}</span>`}
+    ${error.hint && html`<span> ${withCode(error.hint)}</span>`}
     ${retry && html` <button onClick=${retry}>Try again</button>`}
   </div>`;
 }

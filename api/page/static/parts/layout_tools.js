@@ -2,27 +2,20 @@
 // chart by chart.
 
 import { adjust } from '../lib/address.js';
-import { get, send } from '../lib/api.js';
+import { changeExperiment, experimentPath } from '../lib/experiments.js';
 import { html, useState } from '../lib/html.js';
 import { isSameLayout, layoutOf, merge, titleOf, wordsOf } from '../lib/layout.js';
 import { usePoll } from '../lib/live.js';
 import { Dialog, Failure } from './common.js';
 import { OWN } from './panels.js';
 
-const MOST_TRIES = 5;
-
-const pathOf = (experiment) => `v1/experiments/${encodeURIComponent(experiment)}`;
-
 // The saved layout of an experiment: {isKnown, layout, revision, set}. Without an experiment, there is none.
 export function useLayout(experiment) {
-  const { data, error } = usePoll(experiment ? pathOf(experiment) : null, { brief: true }, 0);
+  const { data, error } = usePoll(experiment ? experimentPath(experiment) : null, { brief: true }, 0);
   const [saved, setSaved] = useState(null);
   const newest = saved?.name === experiment ? saved : data;
   return { isKnown: !experiment || Boolean(newest) || Boolean(error), layout: newest?.layout ?? null, revision: newest?.revision ?? 0, set: setSaved };
 }
-
-const store = (experiment, layout, revision) =>
-  send('PATCH', pathOf(experiment), { body: { layout }, headers: { 'If-Match': `"${revision}"` }, read: (response) => response.json() });
 
 export function LayoutTools({ experiment, saved, options }) {
   const [conflict, setConflict] = useState(null);
@@ -35,29 +28,23 @@ export function LayoutTools({ experiment, saved, options }) {
   const save = async (base, first, choices = {}) => {
     setIsBusy(true);
     setError(null);
-    let [layout, revision] = [first.layout, first.revision];
-    try {
-      for (let n = 0; n < MOST_TRIES; n += 1) {
-        try {
-          saved.set(await store(experiment, layout, revision));
-          setConflict(null);
-          forget();
-          return;
-        } catch (raised) {
-          if (raised.status !== 412) throw raised;
-        }
-        const theirs = await get(pathOf(experiment), { brief: true });
-        const merged = merge(base, mine, theirs.layout, choices);
-        if (merged.conflicts.some(({ id }) => !(id in choices))) {
-          setConflict({ base, theirs, conflicts: merged.conflicts, by: theirs.updated_by });
-          return;
-        }
-        [layout, revision] = [merged.layout, theirs.revision];
+    let found = null;
+    const fieldsOf = (newest, refusal) => {
+      if (!refusal) return { layout: first.layout };
+      const { layout, conflicts } = merge(base, mine, newest.layout, choices);
+      if (conflicts.some(({ id }) => !(id in choices))) {
+        found = { base, theirs: newest, conflicts, by: newest.updated_by };
+        throw refusal;
       }
-      setError(new Error('The layout is being changed by others. Try again.'));
+      return { layout };
+    };
+    try {
+      saved.set(await changeExperiment(experiment, fieldsOf, first));
+      forget();
     } catch (raised) {
-      setError(raised);
+      if (!found) setError(raised);
     } finally {
+      setConflict(found);
       setIsBusy(false);
     }
   };

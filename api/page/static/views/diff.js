@@ -34,9 +34,10 @@ export function DiffPage() {
     <h2>Document, commit and data</h2>
     ${rows.length ? html`<${Pairs} label="Document, commit and data" heads=${heads} rows=${rows} />` : html`<p class="soft">The documents are equal.</p>`}
     <h2>Packages</h2><${Packages} packages=${data.packages} heads=${heads} jobs=${data.jobs} names=${names} />
-    <h2>Code</h2><${Code} code=${data.code} /></section>`;
+    <h2>Code</h2><${Code} code=${data.code} names=${names} /></section>`;
 }
 
+const named = (text, names) => [...names].reduce((found, [id, name]) => found.replaceAll(id, () => name), text);
 const commitOf = (git) => git && `${git.commit.slice(0, 12)}${git.branch ? ` (${git.branch})` : ''}${git.dirty ? ', with changes that were not committed' : ''}`;
 
 function Pairs({ label, heads, rows }) {
@@ -51,8 +52,9 @@ function Packages({ packages, heads, jobs, names }) {
   return html`<${Pairs} label="Packages" heads=${heads} rows=${packages.differences.map(({ name, versions }) => [name, name, versions])} />`;
 }
 
-function Code({ code }) {
-  if (code.notes.length) return html`<p class="soft">The code is not compared: ${code.notes.join('; ')}.</p>`;
+// names: of the jobs, by id.
+function Code({ code, names }) {
+  if (code.notes.length) return html`<p class="soft">The code is not compared: ${code.notes.map((note) => named(note, names)).join('; ')}.</p>`;
   if (!code.num_files) return html`<p class="soft">Both jobs have the same code.</p>`;
   return html`<p class="soft">${plural(code.num_files, 'file')} differ${code.num_files === 1 ? 's' : ''}${code.files.length < code.num_files ? `; the first ${whole(code.files.length)} are shown` : ''}.</p>
     ${code.files.map((file) => html`<${FileChange} key=${file.path} file=${file} />`)}`;

@@ -72,8 +72,8 @@ function List() {
     <form class="toolbar" onSubmit=${choose}><label>best of the metric <input value=${typed} placeholder="val/accuracy" spellcheck="false" autocomplete="off" onInput=${(event) => setTyped(event.target.value)} /></label><button>Show</button>
       ${metric && html`<${Direction} isLess=${isLess} />`}</form>
     <div class="card"><table><thead><tr><th>Experiment</th><th class="num">Jobs</th><th>States</th><th>Newest job</th><th>Submitted</th>${metric && html`<th class="num">Best ${metric}</th>`}</tr></thead>
-      <tbody>${items.map((one) => html`<tr key=${one.name}><td>${hasPage(one.name) ? html`<a href=${link(['experiments', one.name], { metric, lower: params.get('lower') })}>${one.name}</a>` : one.name || '(no name)'}</td>
-        <td class="num">${whole(one.num_jobs)}</td><td>${statesOf(one.states)}</td><td><${JobLink} job=${{ id: one.newest_job, name: one.newest_name }} /></td><td title=${exactly(one.newest_at)}>${clock(one.newest_at)}</td>
+      <tbody>${items.map((one) => html`<tr key=${one.name}><td class="named">${hasPage(one.name) ? html`<a href=${link(['experiments', one.name], { metric, lower: params.get('lower') })}>${one.name}</a>` : one.name || '(no name)'}</td>
+        <td class="num">${whole(one.num_jobs)}</td><td>${statesOf(one.states)}</td><td class="named"><${JobLink} job=${{ id: one.newest_job, name: one.newest_name }} /></td><td class="kept" title=${exactly(one.newest_at)}>${clock(one.newest_at)}</td>
         ${metric && html`<td class="num"><${BestOf} group=${best.found.get(one.name)} /></td>`}</tr>`)}</tbody></table>
       ${cursor && html`<p><button onClick=${more}>Show more</button></p>`}</div>`}</section>`;
 }
@@ -128,10 +128,10 @@ function Experiment({ name }) {
   const metric = params.get('metric') || (found ? usualMetric(found.metrics) : '');
   const isLess = params.has('lower') ? params.get('lower') === '1' : LESS.test(metric);
   useEffect(() => { document.title = `${name} - dray`; }, [name]);
-  // Returns whether the change was stored.
-  const store = async (fields) => {
+  // `fieldsOf` as in lib/experiments.js. Returns whether the change was stored.
+  const store = async (fieldsOf) => {
     try {
-      setChanged(await changeExperiment(name, found, fields));
+      setChanged(await changeExperiment(name, fieldsOf, found));
       setFailed(null);
       return true;
     } catch (raised) {
@@ -140,14 +140,18 @@ function Experiment({ name }) {
       return false;
     }
   };
-  if (!found) return html`<h1>${name}</h1>${error ? html`<${Failure} error=${error} />` : html`<${Loading} />`}`;
+  const saveNotes = (notes) => store((newest, refusal) => {
+    if (refusal && newest.notes !== found.notes) throw refusal;
+    return { notes };
+  });
+  if (!found) return html`<header class="head"><h1>${name}</h1><a class="button" href=${link(['experiments'])}>All experiments</a></header>${error ? html`<${Failure} error=${error} />` : html`<${Loading} />`}`;
   return html`<section aria-labelledby="title"><header class="head"><h1 id="title">${name}</h1><span class="soft">${plural(found.num_jobs, 'job')}${isOver(found.states) ? '' : ', not all have ended'}</span>
       <span class="buttons"><a class="button" href=${link(['experiments'])}>All experiments</a><a class="button" href=${link(['jobs'], { label: `experiment=${name}` })}>All jobs in the list</a></span></header>
     <${Failure} error=${failed ?? error} />
-    <section class="card annotations" aria-label="Notes of the experiment"><h2 class="minor">Notes</h2><${Notes} found=${found} most=${MOST_NOTES} onAnswer=${() => setFailed(null)} save=${(notes) => store({ notes })} /></section>
+    <section class="card annotations" aria-label="Notes of the experiment"><h2 class="minor">Notes</h2><${Notes} found=${found} most=${MOST_NOTES} onAnswer=${() => setFailed(null)} save=${saveNotes} /></section>
     ${found.metrics.length > 0 && html`<div class="toolbar"><label>metric <select aria-label="Metric" value=${metric} onChange=${(event) => adjust({ metric: event.target.value, lower: '' })}>
       ${[...new Set([...found.metrics.map(({ key }) => key), metric])].map((key) => html`<option key=${key} value=${key}>${key}</option>`)}</select></label><${Direction} isLess=${isLess} /></div>`}
-    <${Leaderboard} name=${name} found=${found} metric=${metric} isLess=${isLess} store=${store} /></section>`;
+    <${Leaderboard} name=${name} found=${found} metric=${metric} isLess=${isLess} store=${store} shown=${failed ?? error} /></section>`;
 }
 
 // The last part of a pointer; the two last parts if another pointer ends alike.
@@ -156,8 +160,10 @@ function titlesOf(pointers) {
   return pointers.map((pointer) => (pointers.filter((other) => last(other, 1) === last(pointer, 1)).length > 1 ? last(pointer, 2) : last(pointer, 1)));
 }
 
-function Leaderboard({ name, found, metric, isLess, store }) {
-  const { runs, ranked, compared, cost, column, error } = useRuns(name, metric, isLess, found.pinned);
+// shown: an error that the page shows already.
+function Leaderboard({ name, found, metric, isLess, store, shown }) {
+  const { runs, ranked, compared, cost, column, error: raised } = useRuns(name, metric, isLess, found.pinned);
+  const error = raised?.message === shown?.message ? null : raised;
   const now = useNow(5000);
   if (!runs) return error ? html`<${Failure} error=${error} />` : html`<${Loading} />`;
   const best = metric ? ranked.find((job) => job.state !== 'FAILED' && typeof job.values?.[column] === 'number') : null;
@@ -170,11 +176,11 @@ function Leaderboard({ name, found, metric, isLess, store }) {
   const numFields = compared?.differences.length ?? 0;
   const toDiff = (id) => link(['diff'], { jobs: `${found.baseline ?? best?.id},${id}` });
   const other = found.baseline ?? best?.id;
-  const toggle = (id) => store({ pinned: found.pinned.includes(id) ? found.pinned.filter((one) => one !== id) : [...found.pinned, id] });
+  const toggle = (id) => store(({ pinned }) => ({ pinned: found.pinned.includes(id) ? pinned.filter((one) => one !== id) : [...new Set([...pinned, id])] }));
   return html`<${Failure} error=${error} />
     <dl class="facts card"><${Fact} name="States">${statesOf(found.states)}<//>
       ${metric && html`<${Fact} name=${`Best ${metric}`}>${best ? html`<strong>${number(best.values[column])}</strong> of <${JobLink} job=${best} /> <${Variant} job=${best} />` : '–'}<//>`}
-      <${Fact} name="Baseline">${found.baseline ? html`<${JobLink} job=${jobOf(found.baseline)} /> <button class="quiet" aria-label="Remove the baseline" onClick=${() => store({ baseline: null })}>×</button>` : 'none'}<//>
+      <${Fact} name="Baseline">${found.baseline ? html`<${JobLink} job=${jobOf(found.baseline)} /> <button class="quiet" aria-label="Remove the baseline" onClick=${() => store(() => ({ baseline: null }))}>×</button>` : 'none'}<//>
       ${cost !== null && currency && html`<${Fact} name="Cost of all jobs">${money(cost, currency)}<//>`}</dl>
     <div class="buttons">${best && html`<a class="button primary" href=${link(['submit'], { from: best.id })}>Edit and resubmit the best</a>`}
       ${runs.length > 1 && html`<a class="button" href=${link(['compare'], { jobs: runs.slice(0, MOST_RUNS).map(({ id }) => id).join() })}>Compare the curves</a>`}
@@ -182,12 +188,12 @@ function Leaderboard({ name, found, metric, isLess, store }) {
     <h2>${metric ? `The best runs by ${metric}` : 'The newest runs'}</h2>
     <div class="card"><table class="leaders"><thead><tr>${metric && html`<th class="num">#</th>`}<th>Job</th><th>State</th>${metric && html`<th class="num">${isLess ? 'Lowest' : 'Highest'}</th>`}${pointers.map((pointer, n) => html`<th key=${pointer} class="num" title=${pointer}>${titles[n]}</th>`)}<th class="num">Cost</th><th class="num">Ran</th><td></td></tr></thead>
       <tbody>${runs.map((job) => html`<tr key=${job.id} class=${job.id === found.baseline ? 'baseline' : ''}>${metric && html`<td class="num">${rankOf(ranked, job, column)}</td>`}
-        <td><${JobLink} job=${job} /> <${Variant} job=${job} />${found.pinned.includes(job.id) && html` <span class="label">pinned</span>`}${job.id === found.baseline && html` <strong class="note">baseline</strong>`} <${Tags} tags=${job.tags} /></td><td><${State} job=${job} /></td>
+        <td class="named"><${JobLink} job=${job} /> <${Variant} job=${job} />${found.pinned.includes(job.id) && html` <span class="label">pinned</span>`}${job.id === found.baseline && html` <strong class="note">baseline</strong>`} <${Tags} tags=${job.tags} /></td><td><${State} job=${job} /></td>
         ${metric && html`<td class="num">${number(job.values?.[column])}</td>`}${pointers.map((pointer) => html`<td key=${pointer} class="num">${valueText(valueOf(job.id, pointer))}</td>`)}
         <td class="num">${costOf(job) ?? '–'}</td><td class="num">${job.started_at ? duration(seconds(job.started_at, job.finished_at ?? now)) : '–'}</td>
         <td class="num"><span class="acts">${other && other !== job.id && html`<a href=${toDiff(job.id)} style=${IN_TEXT} aria-label=${`What changed from the ${found.baseline ? 'baseline' : 'best'} to ${nameOf(job)}`}>changes</a>`}
           <button class="quiet" aria-pressed=${found.pinned.includes(job.id)} aria-label=${`Pin ${nameOf(job)}`} onClick=${() => toggle(job.id)}>${found.pinned.includes(job.id) ? 'unpin' : 'pin'}</button>
-          ${job.id !== found.baseline && html`<button class="quiet" aria-label=${`Make ${nameOf(job)} the baseline`} onClick=${() => store({ baseline: job.id })}>baseline</button>`}</span></td></tr>`)}</tbody></table></div>
+          ${job.id !== found.baseline && html`<button class="quiet" aria-label=${`Make ${nameOf(job)} the baseline`} onClick=${() => store(() => ({ baseline: job.id }))}>baseline</button>`}</span></td></tr>`)}</tbody></table></div>
     ${numFields > pointers.length && html`<p class="soft">${plural(numFields - pointers.length, 'further field')} of the documents differ; <a href=${link(['compare'], { jobs: runs.slice(0, MOST_RUNS).map(({ id }) => id).join() })}>Compare</a> shows all.</p>`}`;
 }
 

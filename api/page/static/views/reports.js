@@ -25,14 +25,13 @@ export function ReportsPage({ path }) {
 
 function List() {
   const { items, error, more } = usePages('v1/reports');
-  useEffect(() => { document.title = 'Reports - dray'; }, []);
   return html`<section aria-labelledby="title"><header class="head"><h1 id="title">Reports</h1><a class="button" href=${link(['reports', NEW])}>New report</a></header>
     <${Failure} error=${error} />
     ${!items ? !error && html`<${Loading} />` : items.length === 0
       ? html`<${Empty}>There are no reports. A report is a page of text with charts and tables of runs.<//>`
       : html`<div class="card"><table><thead><tr><th>Title</th><th>Owner</th><th>Project</th><th>Changed</th></tr></thead>
       <tbody>${items.map((one) => html`<tr key=${one.id}><td class="sentence"><a href=${link(['reports', one.id])}>${one.title}</a></td><td>${one.owner}</td><td>${one.project ?? '–'}</td>
-        <td title=${exactly(one.updated_at)}>${clock(one.updated_at)}</td></tr>`)}</tbody></table><${More} more=${more} /></div>`}</section>`;
+        <td class="kept" title=${exactly(one.updated_at)}>${clock(one.updated_at)}</td></tr>`)}</tbody></table><${More} more=${more} /></div>`}</section>`;
 }
 
 const pathOf = (id) => `v1/reports/${encodeURIComponent(id)}`;

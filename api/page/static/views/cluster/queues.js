@@ -60,7 +60,7 @@ export function Queues() {
   const amounts = (resources) => Object.entries(resources).filter(([, value]) => value).map(([name, value]) => `${amount(name, value)} ${name === 'memory' ? '' : name}`).join(', ') || '–';
   return html`<h2>Queues</h2><${Failure} error=${error} />
     <div class="card"><table><thead><tr><th>Queue</th><th class="num">Waiting</th><th class="num">Running</th><th>Held</th><th>Quota</th><th>Limit</th><th class="num">Weight</th><th class="num">Spent this month</th>${isAdmin && html`<td></td>`}</tr></thead>
-    <tbody>${queues.map((queue) => html`<tr key=${queue.name}><td><a href=${link(['jobs'], { queue: queue.name })}>${queue.name}</a>${queue.parent && html` <span class="soft">in ${queue.parent}</span>`}${queue.warnings.map((one) => html`<div key=${one.code} class="note">${one.message}</div>`)}</td>
+    <tbody>${queues.map((queue) => html`<tr key=${queue.name}><td class="named"><a href=${link(['jobs'], { queue: queue.name })}>${queue.name}</a>${queue.parent && html` <span class="soft">in ${queue.parent}</span>`}${queue.warnings.map((one) => html`<div key=${one.code} class="note">${one.message}</div>`)}</td>
       <td class="num">${whole(queue.num_waiting)}${queue.num_held ? html` <span class="soft">(${whole(queue.num_held)} held)</span>` : ''}</td>
       <td class="num">${whole(queue.num_running)}${queue.max_running !== null ? html` <span class="soft">of ${whole(queue.max_running)}</span>` : ''}</td>
       <td class="kept">${amounts(queue.holds)}</td><td class="kept">${amounts(queue.quota)}</td><td class="kept">${amounts(queue.limit)}</td><td class="num">${number(queue.weight)}</td>

@@ -51,8 +51,7 @@ export function Usage() {
       ${choice('by', by, [['', 'All together'], ['user', 'User'], ['queue', 'Queue']], 'By')}
       ${shown && choice('show', wanted[0], shown, 'Show')}</div>
     <${Failure} error=${error} />
-    ${!data ? !error && html`<${Loading} />` : html`<${Totals} data=${data} /><${Used} data=${data} wanted=${wanted} /><${Waits} data=${data} />`}
-    <${Idle} />`;
+    ${!data ? !error && html`<${Loading} />` : html`<${Totals} data=${data} /><${Used} data=${data} wanted=${wanted} /><${Waits} data=${data} /><${Idle} />`}`;
 }
 
 function Totals({ data: { total, capacity } }) {

@@ -36,7 +36,7 @@ export function Webhooks() {
   if (!data) return error ? html`<${Failure} error=${error} />` : html`<${Loading} />`;
   return html`<section aria-label="Webhooks"><p>The server sends a message to the URL of a webhook when a job reaches a state. <a href="manual/guides/webhooks.html" target="_blank" rel="noopener">How to verify messages</a></p>
     <${Failure} error=${failed ?? error} />
-    ${made && html`<div class="card" role="status"><p>The secret of the new webhook signs its messages. It is shown only now: <code>${made.secret}</code> <${Copy} text=${made.secret} /></p><p class="buttons"><button onClick=${() => setMade(null)}>Close</button></p></div>`}
+    ${made && html`<div class="card" role="status"><p class="named">The secret of the new webhook signs its messages. It is shown only now: <code>${made.secret}</code> <${Copy} text=${made.secret} /></p><p class="buttons"><button onClick=${() => setMade(null)}>Close</button></p></div>`}
     ${data.items.length === 0 ? html`<${Empty}>There are no webhooks.<//>` : html`<div class="card"><table><thead><tr><th>URL</th><th>Owner</th><th>States</th><th>Jobs</th><th>Status</th><th class="num">Waiting</th><td></td></tr></thead>
       <tbody>${data.items.map((hook) => html`<${Hook} key=${hook.id} hook=${hook} isOpen=${open === hook.id} onOpen=${() => setOpen(open === hook.id ? null : hook.id)} test=${() => test(hook)}
         enable=${(enabled) => act('PATCH', pathOf(hook), { enabled })} remove=${() => setDoomed(hook)} />`)}</tbody></table></div>`}

@@ -17,9 +17,8 @@ export function Lineage({ job }) {
   if (!data) return error ? html`<${Failure} error=${error} />` : html`<${Loading} />`;
   return html`<${Failure} error=${error} />
     ${data.array_id && html`<p>This job belongs to <a href=${data.is_sweep ? link(['compare'], { sweep: data.array_id }) : link(['jobs'], { text: data.array_id })}>${data.is_sweep ? 'a sweep' : 'an array'}</a>.</p>`}
-    ${data.links.length ? html`<${Graph} lineage=${data} />` : html`<p class="soft">This job was made from no other job, and nothing was made from it.</p>`}
-    ${!data.is_complete && html`<p class="soft">There are more jobs than are shown.</p>`}
-    <p class="soft">Solid lines: a job starts from the weights of another one, or a version of a model has its files. Dashed lines: the document of a job is an edited copy.</p>`;
+    ${data.links.length ? html`<${Graph} lineage=${data} /><p class="soft">Solid lines: a job starts from the weights of another one, or a version of a model has its files. Dashed lines: the document of a job is an edited copy.</p>` : html`<p class="soft">This job was made from no other job, and nothing was made from it.</p>`}
+    ${!data.is_complete && html`<p class="soft">There are more jobs than are shown.</p>`}`;
 }
 
 // The column of each node: 0 for the job itself, less for what it was made from.

@@ -126,7 +126,7 @@ const cut = (text) => (text.length > WIDEST ? `${text.slice(0, WIDEST)} …` : t
 
 function Line({ spec, line, isHit, from, width }) {
   return html`<div class=${isHit ? 'line hit' : 'line'} aria-current=${isHit ? 'true' : undefined}>
-    ${width > 0 && html`<span class=${`from colour-${line.rank % 8}`} style=${{ width: `${width}ch` }} title=${`attempt ${line.attempt}, ${rankName(spec, line.rank)}, line ${line.number + 1}, ${exactly(line.time)}`}>${from}</span>`}<span class="text">${
+    ${width > 0 && html`<span class=${`from colour-${line.rank % 8}`} style=${{ width: `${width}ch` }} title=${`attempt ${line.attempt}, ${rankName(spec, line.rank)}, line ${line.number + 1}, ${exactly(line.time)}`}><span>${from}</span></span>`}<span class="text">${
       pieces(cut(line.text)).map(({ text: piece, className }) => (className ? html`<span class=${className}>${piece}</span>` : piece))}</span></div>`;
 }
 

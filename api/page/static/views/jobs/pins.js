@@ -2,7 +2,7 @@
 // An experiment keeps its pins; the pins of other lists are in the address.
 
 import { adjust } from '../../lib/address.js';
-import { change, get } from '../../lib/api.js';
+import { changeExperiment, experimentPath } from '../../lib/experiments.js';
 import { html, useEffect, useState } from '../../lib/html.js';
 import { usePoll } from '../../lib/live.js';
 import { isJobId, nameOf } from '../../parts/job_parts.js';
@@ -11,8 +11,6 @@ import { split } from './columns.js';
 const MOST = 20;
 const EVERY_MS = 15000;
 const JOBS_MS = 4000;
-const TRIES = 3;
-const pathOf = (experiment) => `v1/experiments/${encodeURIComponent(experiment)}`;
 
 // The experiment whose jobs the list shows, or null.
 export function experimentOf(query) {
@@ -23,7 +21,7 @@ export function experimentOf(query) {
 // {jobs, baseline, pinned, has, edit, error}. jobs: the baseline and the pinned jobs with their columns, in this
 // order. edit: takes a function from {pinned, baseline} to what is changed, and applies it.
 export function usePins(experiment, params, columns, isOn = true) {
-  const kept = usePoll(isOn && experiment ? pathOf(experiment) : null, {}, EVERY_MS);
+  const kept = usePoll(isOn && experiment ? experimentPath(experiment) : null, {}, EVERY_MS);
   const own = { pinned: split(params.get('pinned')).filter(isJobId), baseline: isJobId(params.get('baseline') ?? '') ? params.get('baseline') : null };
   const { pinned, baseline } = experiment ? { pinned: kept.data?.pinned ?? [], baseline: kept.data?.baseline ?? null } : own;
   const ids = [...new Set([baseline, ...pinned].filter(Boolean))].slice(0, MOST + 1);
@@ -39,7 +37,7 @@ export function usePins(experiment, params, columns, isOn = true) {
       return;
     }
     try {
-      await changed(experiment, of);
+      await changeExperiment(experiment, of);
     } catch (raised) {
       setError(raised);
     }
@@ -51,19 +49,6 @@ export function usePins(experiment, params, columns, isOn = true) {
     jobs: ids.map((id) => known.get(id)).filter(Boolean), baseline, pinned, edit, baselineJob: known.get(baseline) ?? null,
     error: error ?? (isMissing ? null : kept.error) ?? list.error,
   };
-}
-
-// Apply an edit to the newest state of the experiment, again if another user has changed it in the meantime.
-async function changed(experiment, of) {
-  for (let left = TRIES; ; left -= 1) {
-    const now = await get(pathOf(experiment));
-    try {
-      await change('PATCH', pathOf(experiment), of(now), {}, { 'If-Match': `"${now.revision}"` });
-      return;
-    } catch (error) {
-      if (error.code !== 'experiment_changed' || left === 1) throw error;
-    }
-  }
 }
 
 const without = (pinned, ids) => pinned.filter((id) => !ids.has(id));

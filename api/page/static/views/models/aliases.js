@@ -9,7 +9,7 @@ const ALIAS = '[a-z][a-z0-9_.\\-]*';
 
 // model: the model, with the versions of its aliases. path: of its aliases.
 export function Aliases({ model, version, path, refresh }) {
-  const user = usePoll('session', {}, 0).data;
+  const user = usePoll('v1/caller', {}, 0).data;
   const [alias, setAlias] = useState('');
   const [error, setError] = useState(null);
   const may = user && (user.is_admin || user.name === model.owner);

@@ -21,6 +21,7 @@ export function ReportEditor({ before }) {
   const { parts, problem } = usePreview(draft.text);
   const box = useRef(null);
   const edit = (changes) => setDraft((was) => ({ ...was, ...changes }));
+  useEffect(() => { document.title = `${before?.title ?? 'New report'} - dray`; }, [before?.title]);
   useEffect(() => {
     const isSame = before ? draft.title === before.title && draft.text === before.text : !draft.title && !draft.text;
     if (isSame) DRAFTS.remove(key);
