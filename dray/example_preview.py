@@ -18,9 +18,10 @@ from dray.spec.training.data import uploaded_files
 
 if TYPE_CHECKING:
     from dray.client import Client
-    from ray_workers.shared.node_needs import ResultFile
 
 _WITHOUT_CREDENTIALS = ("file:", "upload:")
+_ResultFile = tuple[str, str, int, str]
+"""Name, URL, bytes and SHA-256 of a file of a job's result."""
 _DOWNLOADED = (".json", ".jinja", ".txt", ".model")
 """Suffixes of the files of a base that the preview reads."""
 
@@ -50,17 +51,16 @@ def preview(
     file_ids = _readable_uploads(spec, client)
     try:
         from ray_workers import recipes
-        from ray_workers.shared.names import upload_name
     except ModuleNotFoundError as error:
         raise SpecError(
             f"the preview needs the package {error.name}: pip install 'dray[tuning]'"
         ) from error
     with tempfile.TemporaryDirectory(prefix="dray-preview-") as name:
         folder = Path(name)
-        result: list[ResultFile] = []
+        result: list[_ResultFile] = []
         if client is not None:
             for file_id in file_ids:
-                path = folder / upload_name(file_id)
+                path = recipes.upload_path(folder, file_id)
                 path.parent.mkdir(exist_ok=True)
                 client.download_upload(file_id, path)
             spec = _with_job(spec, client)
@@ -121,10 +121,8 @@ def _with_job(spec: JobSpec, client: Client) -> JobSpec:
     return spec.model_copy(update={"model": changed})
 
 
-def _result_of(spec: JobSpec, client: Client, folder: Path) -> Iterator[ResultFile]:
+def _result_of(spec: JobSpec, client: Client, folder: Path) -> Iterator[_ResultFile]:
     """Download the small files of the job whose result is the base, and return all its files."""
-    from ray_workers.shared.node_needs import ResultFile
-
     assert isinstance(spec.model, Pretrained)
     job_id = base_files.job_of(spec.model.base)
     if job_id is None:
@@ -132,4 +130,4 @@ def _result_of(spec: JobSpec, client: Client, folder: Path) -> Iterator[ResultFi
     for one in client.artifacts(job_id):
         if one.path.lower().endswith(_DOWNLOADED):
             client.download(job_id, folder, one.path)
-        yield ResultFile(one.path, (folder / one.path).as_uri(), one.size_bytes, one.sha256)
+        yield one.path, (folder / one.path).as_uri(), one.size_bytes, one.sha256

@@ -27,6 +27,7 @@ from ray_workers.recipes import (
     tabular,
 )
 from ray_workers.recipes.private_data import PrivateData
+from ray_workers.shared.names import upload_name
 from ray_workers.shared.node_needs import DataPolicy, ResultFile
 from ray_workers.training.core.errors import DataError, ModelError, SourceUnavailableError
 from ray_workers.training.core.workload import Workload
@@ -78,17 +79,22 @@ def load(folder: str | os.PathLike[str], *, device: str = "cpu") -> Any:
     return loaded
 
 
+def upload_path(folder: Path, file_id: str) -> Path:
+    """Return where `preview` looks for an uploaded file."""
+    return folder / upload_name(file_id)
+
+
 def preview(
-    document: JobSpec, uploads: Path | None = None, result: Sequence[ResultFile] = ()
+    document: JobSpec, uploads: Path, result: Sequence[tuple[str, str, int, str]]
 ) -> tuple[dict[str, Any], list[str]]:
     """Return `examples.json` of a job of fine-tuning, and its lines in the job's log. This machine
     reads all sources that the user may read, without credentials. Raises SpecError.
 
-    uploads: folder with the uploaded files that the document names. result: the files of the job
-    whose result is the base; files with weights need not exist.
+    uploads: folder with the uploaded files that the document names. result: name, URL, bytes and
+    SHA-256 of each file of the job whose result is the base; files with weights need not exist.
     """
-    folder = None if uploads is None else uploads.as_uri()
-    policy = replace(DataPolicy.open(), uploads_url=folder, result=tuple(result))
+    files = tuple(ResultFile(*one) for one in result)
+    policy = replace(DataPolicy.open(), uploads_url=uploads.as_uri(), result=files)
     try:
         return fine_tuning.preview(document, policy)
     except (DataError, ModelError, SourceUnavailableError, StorageError) as error:
