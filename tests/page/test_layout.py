@@ -173,3 +173,21 @@ def test_what_one_has_changed_is_kept_and_what_both_have_is_asked(tab: Watched) 
                     for each in (base, mine, theirs, layout)
                 ]
                 assert places[3] in places[1:3]
+
+
+def test_charts_are_drawn_after_all_work_was_withdrawn(tab: Watched) -> None:
+    page = tab.open()
+    drawn = page.evaluate(
+        """async () => {
+          const app = document.querySelector('script[type="module"]').src;
+          const { inTurn, outOfTurn } = await import(new URL('lib/turns.js', app));
+          inTurn('gone', () => {});
+          outOfTurn('gone');
+          await new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
+          return Promise.race([
+            new Promise((resolve) => inTurn('chart', () => resolve(true))),
+            new Promise((resolve) => setTimeout(() => resolve(false), 5000)),
+          ]);
+        }"""
+    )
+    assert drawn

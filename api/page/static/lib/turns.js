@@ -21,7 +21,8 @@ async function work() {
   while (waiting.size) {
     await frame();
     const began = performance.now();
-    do {
+    // While the frame was awaited, the work can have been withdrawn.
+    while (waiting.size && performance.now() - began < BUDGET_MS) {
       const [key, run] = waiting.entries().next().value;
       waiting.delete(key);
       try {
@@ -30,7 +31,7 @@ async function work() {
         console.error(error);
       }
       await task();
-    } while (waiting.size && performance.now() - began < BUDGET_MS);
+    }
   }
   isWorking = false;
 }
