@@ -139,7 +139,7 @@ def _complete(headers: MutableHeaders, request_id: str) -> None:
 
 
 def _keep_private(headers: MutableHeaders) -> None:
-    """Keep shared caches from storing a response to a request that a cookie authorised. They know
-    this rule only for `Authorization` (RFC 9111, section 3.5)."""
+    """Keep shared caches from storing a response to a request that a cookie authorised. Caches
+    apply this rule on their own only to `Authorization` (RFC 9111, section 3.5)."""
     headers.setdefault("Cache-Control", "private, no-cache")
     headers.add_vary_header("Cookie")

@@ -169,7 +169,7 @@ async def create_job(
     idempotency = named(key, sent) or await tuning.key(
         caller, sent, repeats_within=_repeats_within(request)
     )
-    # The file or the model of a request that is repeated can be gone.
+    # When a request is repeated, its file or its model may have been deleted.
     if (earlier := await tuning.earlier(caller, idempotency)) is not None:
         return _answer(translation.tuning_job(earlier))
     model = _model(jobs, asked.model)

@@ -1,5 +1,5 @@
-"""Computes media from arrays: histograms, confusion matrices, curves, pictures and audio. Arrays
-are everything that numpy converts, and tensors of torch. Requires numpy."""
+"""Computes media from arrays: histograms, confusion matrices, curves, pictures and audio. An array
+is anything that numpy can convert, or a tensor of torch. Requires numpy."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def _curve(
     x: Array, y: Array, thresholds: Array, area: float, positives: int, negatives: int
 ) -> dict[str, Any]:
     """Return the curve with at most `MAX_CURVE_POINTS` points: the first and last point, and points
-    at equal distances along the curve. The area is that of all points."""
+    at equal distances along the curve. The area is computed from all points."""
     chosen = np.arange(x.size)
     if x.size > MAX_CURVE_POINTS:
         along = np.cumsum(np.abs(np.diff(x, prepend=x[0])) + np.abs(np.diff(y, prepend=y[0])))

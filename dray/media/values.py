@@ -141,7 +141,8 @@ def _table(given: Any) -> Converted:
 
 
 def _cell(given: Any) -> int | float | str | None:
-    """Return a cell as JSON data. Everything that is no number is written as text."""
+    """Return a cell as JSON data. Everything except finite numbers, booleans and None is written as
+    text."""
     if getattr(given, "ndim", None) == 0:  # a number of numpy or torch
         given = given.item()
     if given is None or isinstance(given, bool):
@@ -161,7 +162,7 @@ def _confusion_matrix(given: Any) -> Converted:
     classes: Sequence[str] | None = None
     if isinstance(given, Mapping):
         if not given.keys() <= {"counts", "classes"} or "counts" not in given:
-            raise TypeError("a confusion matrix as a mapping must have `counts`, and can `classes`")
+            raise TypeError("a confusion matrix as a mapping needs `counts`; `classes` is optional")
         classes, given = given.get("classes"), given["counts"]
     elif isinstance(given, tuple):
         if len(given) not in (2, 3):

@@ -61,7 +61,7 @@ class UsageReport(View):
     """The usage of the cluster in consecutive hours or days."""
 
     since: datetime
-    """Begin of the first period."""
+    """Beginning of the first period."""
     until: datetime
     """End of the last period, which can be in the future."""
     per: str
@@ -70,7 +70,7 @@ class UsageReport(View):
     """`user` or `queue`, or null."""
     time_zone: str
     starts: list[datetime]
-    """The begin of each period. Days have 23 or 25 hours when the clocks change."""
+    """The beginning of each period. Days have 23 or 25 hours when the clocks change."""
     total: UsageSeries
     series: list[UsageSeries]
     """The users or queues with the most slot-hours, and last, without a name, the sum of all
@@ -94,7 +94,7 @@ class IdleGpus(View):
     num_measured: int
     """Number of the job's GPUs that are measured."""
     idle_since: datetime
-    """When the GPU that became idle last became idle, or the time of its oldest sample."""
+    """When the last of these GPUs became idle, or the time of its oldest sample."""
 
 
 class UnmeasuredGpus(View):

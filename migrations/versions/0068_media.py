@@ -1,4 +1,4 @@
-"""The media that jobs report: values that are no numbers, and their files."""
+"""The media that jobs report: values that are not numbers, and their files."""
 
 from __future__ import annotations
 

@@ -251,7 +251,7 @@ def _joined(examples: Examples, at: Rows, longest: int) -> tuple[Tensor, Tensor]
     T), of some examples. T is the length of the longest row.
 
     longest: maximum length of a row with several examples. Padding continues the positions of the
-    last example in its row, which does not see it.
+    last example in its row, whose tokens don't attend to the padding.
     """
     lengths = examples.lengths[at]
     groups = best_fit(lengths, longest)

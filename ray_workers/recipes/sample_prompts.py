@@ -82,8 +82,8 @@ def _ends(tokenizer: Any, folder: Path) -> Set[int]:
 
 
 def inputs_of(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Return int64 (rows, 2, T) token ids and positions. The tokens don't see the padding, which
-    follows them."""
+    """Return int64 (rows, 2, T) token ids and positions. The padding follows the tokens, which
+    don't attend to it."""
     inputs = torch.zeros(len(rows), 2, max(map(len, rows)), dtype=torch.int64)
     inputs[:, 1] = torch.arange(inputs.shape[2])
     for number, row in enumerate(rows):

@@ -280,7 +280,7 @@ class PackagesReport(Report):
 
 @dataclass(frozen=True)
 class MediaReport(Report):
-    """A value that is no number, such as a picture, from `dray.train.report`."""
+    """A value that is not a number, such as a picture, from `dray.train.report`."""
 
     KIND = FrameKind.MEDIA
     step: Count

@@ -1,4 +1,4 @@
-"""The media of jobs: pictures, histograms and other values that are no numbers."""
+"""The media of jobs: pictures, histograms and other values that are not numbers."""
 
 from __future__ import annotations
 

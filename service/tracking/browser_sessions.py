@@ -2,7 +2,7 @@
 
 The secret of a session's cookie permits reading, and the session's write key is needed in addition
 for changes. Both are random, and only their hashes are stored in SQL, so that every API process
-recognises the browser, and ends the session as soon as one of them deletes its row.
+recognises the browser. The session ends in all processes as soon as one process deletes its row.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from service.domain.tracking.search_tree import DocumentField, JobColumn, Metric
 
 ROWS_OF_GROUP = 10_000
 _INT64 = 2**63
-"""Integers from here on don't fit into a column of integers."""
+"""This integer and larger ones don't fit into a column of integers."""
 _TIMES = ("created_at", "started_at", "finished_at")
 _WHOLE = ("priority", "world_size", "attempt")
 
@@ -114,7 +114,7 @@ class _Chunk:
     """The values of a column in one page."""
 
     kind: Any
-    """The type that has all of these values."""
+    """The type that can hold all of these values."""
     array: Any
     """The values with this type. If some numbers are integers and others are not, JSON, so that
     integers can still be written as such if the column contains strings."""
@@ -141,7 +141,7 @@ def _array(values: list[Any], kind: Any) -> Any:
 
 
 def _type_of(values: Sequence[Any]) -> Any:
-    """Return the type that has all of these values of documents."""
+    """Return the type that can hold all of these values of documents."""
     import pyarrow as pa
 
     kinds = {type(value) for value in values if value is not None}

@@ -29,8 +29,8 @@ class UsageQuery(Query):
     by: Literal["user", "queue"] | None = None
     """Whether to also report the usage of each user or of each queue."""
     since: Time | None = None
-    """Start of the report (RFC 3339), which is moved to the begin of its hour or day. The default
-    is 7 days before `until`, or 24 hours with `per=hour`."""
+    """Start of the report (RFC 3339), which is moved back to the beginning of its hour or day. The
+    default is 7 days before `until`, or 24 hours with `per=hour`."""
     until: Time | None = None
     """End of the report (RFC 3339), which is moved to the end of its hour or day. The default is
     the current time."""
@@ -51,7 +51,7 @@ async def report(
     query: Annotated[UsageQuery, QueryParameters()],
 ) -> Response:
     """Report the slots, CPUs and GPUs that jobs used in each hour or day, their cost, the jobs that
-    started and ended, the capacity of the cluster, and for how long jobs waited for which reason.
+    started and ended, the capacity of the cluster, and how long jobs waited, by reason.
 
     The totals, and the usage of queues, are the same for all callers. By user, admins see the users
     with the highest usage; other callers see themselves and the sum of all others. A report covers

@@ -43,7 +43,7 @@ def sweep_importance(
         str | None,
         typer.Option(
             metavar="METRIC",
-            help="Another metric than the sweep's, such as val/loss or best:val/loss.",
+            help="A metric other than the sweep's, such as val/loss or best:val/loss.",
         ),
     ] = None,
     include_stopped: IncludeStopped = False,

@@ -60,7 +60,7 @@ def usage(
         ),
     ] = "UTC",
     waits: Annotated[
-        bool, typer.Option("--waits", help="Show for how long jobs waited for which reason.")
+        bool, typer.Option("--waits", help="Show how long jobs waited, by reason.")
     ] = False,
     idle: Annotated[
         bool, typer.Option("--idle", help="Show GPUs that running jobs do not use now.")
@@ -102,7 +102,7 @@ def usage(
 
 
 def _periods(report: UsageReport) -> list[str]:
-    """Return the begin of each period in the report's time zone."""
+    """Return the beginning of each period in the report's time zone."""
     from dray.input.times import zone_named
 
     zone = zone_named(report.time_zone)

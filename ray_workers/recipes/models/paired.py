@@ -67,7 +67,7 @@ class PreferenceModel(_PairModel):
 
 def _log_probabilities(lm: nn.Module, rows: Tensor) -> Tensor:
     """Return the log-probability of each answer: (R, 3, T) -> (R,)."""
-    ids, _, targets = rows.unbind(1)  # padding is behind the tokens, which don't see it
+    ids, _, targets = rows.unbind(1)  # padding follows the tokens, which don't attend to it
     logits = lm(input_ids=ids, use_cache=False).logits
     losses = F.cross_entropy(
         at_least_float32(logits).flatten(0, 1),

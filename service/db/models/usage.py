@@ -19,8 +19,8 @@ class UsageRow(Base):
     __tablename__ = "usage"
     __table_args__ = {"sqlite_with_rowid": False}  # noqa: RUF012
     length: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    """1 for a quarter of an hour, and 4 for the sum of an hour, from which reports in most time
-    zones are read."""
+    """Number of quarters in the row: 1, or 4 for the sum of an hour. Reports in most time zones are
+    read from the sums of hours."""
     quarter: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     owner: Mapped[str] = mapped_column(String(255), primary_key=True)
     queue: Mapped[str] = mapped_column(String(64), primary_key=True)

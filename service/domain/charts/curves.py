@@ -55,7 +55,7 @@ def _computed(axis: str, spec: Mapping[str, Any], total_steps: int | None) -> Po
         return None
     train, model = spec.get("train") or {}, spec.get("model") or {}
     if axis == "epoch":
-        # Only without these fields is the number of steps that of whole epochs.
+        # Without these fields, the job ends after whole epochs.
         if train.get("max_steps") or train.get("early_stopping") or not total_steps:
             return None
         epochs = train.get("epochs")

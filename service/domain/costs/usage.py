@@ -125,7 +125,7 @@ def _begin_of(local: datetime, per: Per) -> datetime:
 
 
 def _after(bound: int, per: Per, zone: ZoneInfo) -> int:
-    """Return the begin of the next hour or day."""
+    """Return the beginning of the next hour or day."""
     local = datetime.fromtimestamp(bound, zone)
     if per == "hour":
         return bound + 3600 - 60 * local.minute

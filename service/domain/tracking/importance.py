@@ -14,8 +14,8 @@ MAX_RUNS: Final = 1_000
 MAX_CELLS: Final = 12_000
 """Maximum number of runs times columns, which limits the time of an estimate to a few seconds."""
 MAX_CATEGORIES: Final = 16
-"""Maximum number of values of a parameter that have their own column. The least frequent other
-values share none, so they count as equal."""
+"""Maximum number of values of a parameter that have their own column. The remaining values, which
+are the least frequent, have no column, so they count as equal."""
 MISSING: Final = object()
 """The value of a parameter that a run doesn't have."""
 

@@ -17,7 +17,8 @@ MAX_EDITS: Final = 1000
 count as replaced, because finding the edits takes time proportional to the square of their number:
 0.2 s for this number."""
 BINARY_WITHIN: Final = 8000
-"""A file is binary if one of this many first bytes is NUL, as for Git."""
+"""Number of bytes at the start of a file that are searched for NUL. As in Git, a file is binary if
+one of them is NUL."""
 
 Pair = tuple[int, int]
 """Positions of a line in the old and in the new version."""

@@ -73,8 +73,9 @@ export function invisibleIn(token) {
   return `The token contains an invisible character (U+${code}) at position ${at + 1}. Copy the token again, without the characters around it.`;
 }
 
-// The link that the server prints when it starts signs in. An address can contain only the token in the
-// server's home: with a link to a user's token, others could make a reader work in their account.
+// The link that the server prints when it starts signs in. An address can contain only the token in the server's home.
+// Otherwise, a user could send a link with the user's own token, and the reader would then work in that user's account
+// without noticing.
 function takeToken() {
   const token = /^#token=(dray-home-[\w-]+)$/.exec(location.hash)?.[1];
   if (!token) return;

@@ -87,7 +87,7 @@ export function clock(time) {
   return today ? TIME.format(at) : `${DAY.format(at)} ${TIME.format(at)}`;
 }
 
-// The begin of an hour or a day.
+// The beginning of an hour or a day.
 export const period = (start, per) => (per === 'day' ? DAY : HOUR).format(new Date(start));
 
 export const exactly = (time) => (time ? WHEN.format(new Date(time)) : '');

@@ -97,7 +97,7 @@ function inserted(order, other) {
 
 const NAMES = { x: 'x axis', log: 'log scale', smooth: 'smoothing', kind: 'kind of smoothing', outliers: 'ignore outliers' };
 
-// What a conflict is about, and what a side of it is, in words.
+// The name of a conflict, and the description of one of its two versions.
 export const titleOf = ({ kind, name }) => (kind === ORDER ? 'Order of the pinned charts' : kind === 'tool' ? NAMES[name] ?? name : `Chart ${name}`);
 
 export function wordsOf({ kind, name }, value) {

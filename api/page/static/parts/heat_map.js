@@ -37,7 +37,8 @@ export function HeatMap({ path, query, every, step, title }) {
     <p class="soft">${near ?? range}</p>`;
 }
 
-// Where a value is from `low` (0) to `high` (1). Halved, because the difference of two numbers can be infinite.
+// The position of a value between `low` (0) and `high` (1). All are halved, because the difference of two numbers can
+// be infinite.
 export const shareOf = (value, low, high) => (value / 2 - low / 2) / (high / 2 - low / 2);
 
 // The counts of all histograms in the same bins: {low, high, columns}.

@@ -20,7 +20,7 @@ export function DiffPage() {
   const ids = (params.get('jobs') ?? '').split(',').filter(isJobId);
   const isPair = ids.length === 2;
   const { data, error } = usePoll(isPair && 'v1/diff', { jobs: ids.join() }, 0);
-  if (!isPair) return html`<h1 id="title">What changed</h1><${Empty}>An address of this view names two jobs. <a href="#/jobs">Choose two jobs</a> in the list and compare them.<//>`;
+  if (!isPair) return html`<h1 id="title">What changed</h1><${Empty}>This view compares two jobs. <a href="#/jobs">Choose two jobs</a> in the list and compare them.<//>`;
   if (!data) return html`<h1 id="title">What changed</h1>${error ? html`<${Failure} error=${error} />` : html`<${Loading} />`}`;
   const names = namesOf(data.jobs);
   const heads = data.jobs.map((job) => html`<th key=${job.id}><a href=${toJob(job.id)} title=${job.id} style=${{ textDecoration: 'underline' }}>${names.get(job.id)}</a> <${State} job=${job} /></th>`);

@@ -154,7 +154,7 @@ function Experiment({ name }) {
     <${Leaderboard} name=${name} found=${found} metric=${metric} isLess=${isLess} store=${store} shown=${failed ?? error} /></section>`;
 }
 
-// The last part of a pointer; the two last parts if another pointer ends alike.
+// The last part of a pointer; the last two parts if another pointer ends with the same part.
 function titlesOf(pointers) {
   const last = (pointer, n) => pointer.split('/').slice(-n).join('.').replaceAll('~1', '/').replaceAll('~0', '~');
   return pointers.map((pointer) => (pointers.filter((other) => last(other, 1) === last(pointer, 1)).length > 1 ? last(pointer, 2) : last(pointer, 1)));

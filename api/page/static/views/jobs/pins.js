@@ -63,7 +63,7 @@ export function PinButtons({ jobs, pins }) {
     <button disabled=${jobs.length !== 1} title="Metrics of the other jobs show the difference from the baseline" onClick=${() => pins.edit(() => ({ baseline: isBaseline ? null : jobs[0].id }))}>${isBaseline ? 'No baseline' : 'Baseline'}</button>`;
 }
 
-// What a job is among the pins, with a button that ends it.
+// Whether a job is pinned or the baseline, with a button that undoes this.
 export function PinMarks({ job, pins }) {
   const name = [nameOf(job), job.variant].filter(Boolean).join(' ');
   return html`${job.id === pins.baseline && html`<button class="label" aria-label=${`${name} is no longer the baseline`} onClick=${() => pins.edit(() => ({ baseline: null }))}>baseline ×</button>`}

@@ -23,7 +23,7 @@ export function Aliases({ model, version, path, refresh }) {
     }
     refresh();
   };
-  // If someone else has moved the alias since it was shown, it stays there.
+  // If another user has moved the alias since it was shown, the alias is not removed.
   const move = (event) => {
     event.preventDefault();
     if (alias) act('PUT', alias, { version, from_version: model.aliases[alias] ?? null });
