@@ -9,6 +9,7 @@ accepted.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -21,7 +22,9 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from tests.unit.api.serving import DEADLINE_S, LiveServer
 from tests.unit.api.test_openapi import SNAPSHOT
+from tests.unit.media import files
 from tests.unit.service.helpers import hang, log, metrics, regrouped, regrouping, spent
+from tests.unit.service.ingest.test_media import reported
 
 WHOLE = os.environ.get("DRAY_FUZZ") == "whole"
 """As run by `make soak`: more examples, and one for each rule of the description."""
@@ -39,7 +42,7 @@ NOT_HTTP = b"the request is not valid HTTP/1.1"
 TOO_LONG = 431
 """The status of the answer if headers or a URL are too long to be read to the end."""
 WITH_MORE_RULES = (
-    "GET /v1/costs",
+    *("GET /v1/costs", "GET /v1/diff"),
     *("POST /v1/jobs", "POST /v1/plan", "POST /v1/code", "POST /v1/code/parts"),
     *("PATCH /v1/jobs/{job_id}/annotations", "PATCH /v1/experiments/{name}"),
     "POST /v1/jobs/{job_id}/downloads",
@@ -82,7 +85,9 @@ def ids(server: LiveServer) -> dict[str, str | int]:
     created first, because generated calls create the maximum number of webhooks."""
     server.queue("fuzzed")
     job_id = server.submit(name="fuzzed", labels={"a": "b"}, resources={"num_workers": 2})
+    picture = files.picture()
     frames = [metrics(1, {"train/loss": 1.0, "x": float("nan")}), log(0, "hello")]
+    frames.append(reported(1, "image", "picture", picture))
     server.train(job_id, *frames, server.artifact(job_id, "out.bin", b"0123456789"))
     server.hands.report(job_id, 1, [server.hands.checkpoint(job_id, 1, 5)])
     faults = [regrouping(1), regrouped(1), hang(1), spent(useful=1.0)]
@@ -105,6 +110,7 @@ def ids(server: LiveServer) -> dict[str, str | int]:
         "drill_id": drill["id"],
         "step": 5,
         "path": "manifest.json",
+        "sha256": hashlib.sha256(picture).hexdigest(),
         "name": "fuzzed",
         "version": "1",
         "alias": "best",

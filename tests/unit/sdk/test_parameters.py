@@ -73,6 +73,7 @@ NOT_IN_THE_SDK = {
     ("list_job_groups", "collapse_arrays"): "it is refused",
     ("export_jobs", "id_prefix"): "Client.resolve",
     ("export_jobs", "collapse_arrays"): "it is refused",
+    ("get_experiment", "brief"): "of the web page, which shows no ranges",
     ("get_importance", "id_prefix"): "Client.resolve",
     ("get_importance", "collapse_arrays"): "it is refused",
     ("get_sweep", "wait_s"): "Client.wait_array",
