@@ -20,6 +20,7 @@ from dray.cli.commands import (
     shares,
     usage,
 )
+from dray.filters import JobFilter
 
 OPENAPI = Path(__file__).parents[1] / "api" / "openapi.json"
 
@@ -151,3 +152,9 @@ def test_the_commands_take_them_too() -> None:
         if name not in PAGES
     }
     assert missing == NOT_IN_THE_COMMANDS.keys()
+
+
+def test_actions_on_many_jobs_take_all_filters() -> None:
+    left_out = {"id_prefix", "collapse_arrays"}  # `Client.resolve`; it is refused
+    taken = inspect.signature(Client.bulk).parameters
+    assert set(JobFilter.model_fields) - left_out <= set(taken)
