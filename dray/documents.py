@@ -18,6 +18,8 @@ from dray.input.validation import MAX_DEPTH, TOO_DEEP
 from dray.spec import JobSpec
 
 MAX_DOCUMENT_BYTES = 1 << 20
+MAX_DIGITS = 4_300
+"""Maximum number of digits that int() reads."""
 _TAGS = frozenset(
     f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str", "int", "float", "bool", "null")
 )
@@ -41,6 +43,8 @@ class _Loader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except (LookupError, ValueError):  # `!!int x`, or more digits than int() reads
             message = f"{str(node.value)[:40]!r} can't be read as a value of its type"
+            if node.tag.endswith(":int") and len(node.value) > MAX_DIGITS:
+                message = "a number has more than 4,300 digits"
             raise yaml.constructor.ConstructorError(None, None, message, node.start_mark) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:

@@ -76,8 +76,6 @@ class OperatorFile(Generic[T]):
             document: Any = parse_yaml(text, source=source)
         except SpecError as error:
             raise cls.refusal(str(error)) from None
-        except ValueError:  # a number with more digits than int() accepts
-            raise cls.refusal(f"{source}: a number has more than 4,300 digits") from None
         if not isinstance(document, dict):
             raise cls.refusal(f"{source}: the file must contain {cls.expected}")
         try:

@@ -139,7 +139,7 @@ def test_runs_that_are_compared_are_added_to_a_report(
 
 def test_the_best_trials_of_a_sweep_are_added_to_a_report(site: Site, tab: Watched) -> None:
     page = tab.open(f"compare?sweep={site.sweep(6)}")
-    page.locator(".lines svg").wait_for()
+    page.locator(".lines svg").first.wait_for()
     best = page.locator(".trials tbody tr").first.locator("td").first.inner_text()
     page.get_by_label("Add to a report").click()
     page.get_by_role("button", name="New report").click()

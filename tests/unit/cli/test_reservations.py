@@ -96,7 +96,7 @@ def test_a_maintenance_window_and_a_job_that_names_a_reservation(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--nodes", "1", "--duration", "1h"), "users, queues or projects"),
+        (("--nodes", "1", "--duration", "1h"), "users, queues and projects"),
         (("--user", "ann", "--duration", "1h"), "specify exactly one of nodes, node_labels"),
         (("--user", "ann", "--nodes", "1"), "exactly one of end_at and duration_s"),
         (("--user", "ann", "--nodes", "1", "--end", "2020-01-01"), "not later than the begin"),

@@ -14,9 +14,12 @@ from sqlalchemy.orm import Session
 
 from service.config.node_types import SILO_LABEL
 from service.db.models import AutoscalingRow, ClusterRow, DeploymentRow, NodeRow
+from service.db.session import wait_for_others
 from service.domain.ids import new_deployment_id
 
 THE_CLUSTER = 1
+LOCK_OF_DEPLOYMENT = 0x6465706C
+"""Key of the advisory lock of transactions that add the deployment's row."""
 
 
 def get(session: Session) -> ClusterRow | None:
@@ -111,6 +114,8 @@ def ensure_deployment(session: Session, now: datetime) -> str:
     existing = session.scalar(oldest)
     if existing is not None:
         return existing
-    session.add(DeploymentRow(id=new_deployment_id(), created_at=now))
-    session.flush()
+    wait_for_others(session, LOCK_OF_DEPLOYMENT)
+    if session.scalar(oldest) is None:
+        session.add(DeploymentRow(id=new_deployment_id(), created_at=now))
+        session.flush()
     return session.scalars(oldest).one()

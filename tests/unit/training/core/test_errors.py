@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 from torch import multiprocessing
 
-from dray.train import preparing, storage_faults
+from dray.train import preparing, reports, storage_faults
 from ray_workers.shared.contracts import Cause
 from ray_workers.training.core.errors import (
     DataError,
@@ -195,7 +195,7 @@ def test_a_call_that_dray_refuses_is_refused_in_every_attempt() -> None:
         preparing.checkpoint()
     assert cause_of(refused.value) is Cause.CANNOT_RUN
     with pytest.raises(TypeError) as given:
-        preparing.report({"a": 1}, {"b": 2})  # type: ignore[call-overload]
+        reports.report({"a": 1}, {"b": 2})  # type: ignore[call-overload]
     assert cause_of(given.value) is Cause.CANNOT_RUN
     with pytest.raises(ValueError, match="own") as own:
         raise ValueError("its own")
