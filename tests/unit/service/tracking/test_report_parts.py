@@ -92,7 +92,7 @@ REFUSED = (
     ("```table\nwhere: a/b > 1\ncolumns: state,,lr lr\n```", 3, "columns: "),
     (f"```table\nwhere: a/b > 1\ncolumns: {COLUMNS}\n```", 3, "at most 20"),
     (f"```table\nwhere: a/b > 1\ntitle: {'x' * MAX_BLOCK}\n```", 1, "more than 10,000 characters"),
-    (f"```table\nwhere: a/b > 1\nlimit: {'9' * 6000}\n```", 3, "a number has more than 4,300 digits"),
+    (f"```table\nwhere: a/b > 1\nlimit: {'9' * 6000}\n```", 3, "more than 4,300 digits"),
     (MANY, 4 * MAX_BLOCKS + 1, "at most 20 charts and tables"),
 )  # fmt: skip
 
