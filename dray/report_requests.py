@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from dray.spec.fields import Document, Int, Number, PlainText
+from dray.spec.fields import Document, Int, JobId, Number, PlainText
 
 MAX_TITLE = 300
 MAX_TEXT = 65_536
@@ -28,7 +28,6 @@ COLUMNS = "state,duration,cost"
 Title = Annotated[PlainText, StringConstraints(min_length=1, max_length=MAX_TITLE)]
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
 Project = Annotated[PlainText, StringConstraints(min_length=1, max_length=255)]
-JobId = Annotated[str, StringConstraints(pattern=r"^job-[0-9a-z]{1,60}$")]
 Metric = Annotated[PlainText, StringConstraints(min_length=1, max_length=512)]
 
 
